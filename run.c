@@ -1,0 +1,1334 @@
+/* run.c: inference for LLaMA-style decoders, in one file:  ./run model.bin -i "Once upon a time"
+ *
+ * It reads in the order data flows: errors and memory, vectors of 16 lanes, the checkpoint (its tables are the format's
+ * specification), kernels, attention, the forward pass, the tokenizer, the sampler, the modes, main. Arrays are row-major;
+ * a comment such as (T, n_heads, head_dim) gives a shape in the names of the header's fields, T being the number of tokens
+ * that one call of forward() takes. Every sum has one fixed order, whatever the number of threads or the size of T: the
+ * same tokens give the same logits to the last bit. Not here: training, GPUs, quantized weights, mixture of experts. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if !defined __unix__ && !defined __APPLE__ || __SIZEOF_POINTER__ != 8 || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "run.c needs a POSIX system (on Windows, WSL) on a 64-bit little-endian machine: checkpoints are used in place"
+#endif
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// ---- errors and memory ----------------------------------------------------------------------------------------------
+
+static char unfinished[PATH_MAX];  // name of the output file being written, removed if its end is not reached
+
+static void remove_unfinished(void) {
+    if (unfinished[0]) unlink(unfinished);
+}
+
+// Prints one line on stderr (control characters that a value brings along become '?') and ends the program.
+__attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, const char *format, ...) {
+    char line[2048];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(line, sizeof line, format, values);
+    for (char *c = line; *c; c++) *c = (unsigned char)*c < 32 || *c == 127 ? '?' : *c;
+    fprintf(stderr, "run: %s\n", line);
+    remove_unfinished();
+    exit(status);
+}
+#define die(...) fail(1, __VA_ARGS__)          // bad data, failed input or output: "what is wrong, with the value (what to do)"
+#define usage_error(...) fail(2, __VA_ARGS__)  // a wrong command line
+
+// Size arithmetic that cannot wrap.
+static size_t mul(size_t a, size_t b) {
+    if (__builtin_mul_overflow(a, b, &a)) die("a size overflows 64 bits: %zu times more (the file is damaged)", b);
+    return a;
+}
+
+static size_t add(size_t a, size_t b) {
+    if (__builtin_add_overflow(a, b, &a)) die("a size overflows 64 bits: %zu bytes more (the file is damaged)", b);
+    return a;
+}
+
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static size_t round_up(size_t a, size_t unit) { return add(a, unit - 1) / unit * unit; }
+
+// Zeroed memory for count elements of a size. A page of a large block costs nothing until it is touched.
+static void *allocate(size_t count, size_t size, const char *what) {
+    size_t bytes = mul(count, size);
+    void *block = calloc(bytes ? bytes : 1, 1);
+    if (!block) die("no memory for %s: %zu bytes (a smaller -c or -b needs less)", what, bytes);
+    return block;
+}
+
+typedef struct {
+    unsigned char *data;
+    size_t size, room;
+} Buffer;
+
+// Appends n bytes, growing the buffer by doubling.
+static void append(Buffer *b, const void *bytes, size_t n) {
+    if (add(b->size, n) > b->room) {
+        b->room = add(mul(b->room, 2), add(n, 256));
+        b->data = realloc(b->data, b->room);
+        if (!b->data) die("no memory for a buffer of %zu bytes (use less text)", b->room);
+    }
+    if (n) memcpy(b->data + b->size, bytes, n);
+    b->size += n;
+}
+
+typedef struct {
+    const unsigned char *data;
+    size_t size;
+    const char *path;
+} File;
+
+// Maps a whole regular file, read-only: processes that use the same file share its memory.
+static File map_file(const char *path) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info)) die("cannot open %s: %s (check the path)", path, strerror(errno));
+    if (!S_ISREG(info.st_mode)) die("%s is not a regular file (name one: it is mapped into memory)", path);
+    if (info.st_size <= 0) die("%s is empty, 0 bytes (export or copy it again)", path);
+    size_t size = (size_t)info.st_size;
+    void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) die("cannot map the %zu bytes of %s: %s (free some memory)", size, path, strerror(errno));
+    close(fd);
+    return (File){data, size, path};
+}
+
+// ---- vectors --------------------------------------------------------------------------------------------------------
+// A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree, which fixes the
+// result whatever the machine has. It has WIDTH lanes a register; TILE_T tokens by TILE_R weight rows fill its registers.
+
+#if defined __AVX512F__
+enum { WIDTH = 16, TILE_T = 6, TILE_R = 4 };
+#elif defined __AVX__
+enum { WIDTH = 8, TILE_T = 3, TILE_R = 2 };
+#else
+enum { WIDTH = 4, TILE_T = 3, TILE_R = 2 };
+#endif
+enum { LANES = 16, PARTS = LANES / WIDTH };
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+typedef float Vec __attribute__((vector_size(4 * WIDTH)));
+typedef float LooseVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));  // anywhere in memory
+
+INLINE Vec load(const float *p) { return *(const LooseVec *)p; }
+
+// a * b + c, each element rounded once.
+INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
+    for (int i = 0; i < WIDTH; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+}
+
+// The sum of 16 lanes: lane i takes lane i + 8, then i + 4, i + 2, i + 1.
+INLINE float sum_lanes(const void *lanes) {
+    float s[LANES];
+    memcpy(s, lanes, sizeof s);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) s[i] += s[i + half];
+    return s[0];
+}
+
+// e^x to about 1 ulp, without a branch so that loops over it become vectors: x = n ln 2 + r with |r| <= ln 2 / 2, the
+// Taylor polynomial of e^r, and n added to the exponent. Below -87 (e^-87 is 1.6e-38) it is 0, above 88 e^88; NaN stays.
+INLINE float fast_exp(float x) {
+    static const float taylor[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f};
+    float clamped = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    float shifted = __builtin_fmaf(clamped, 1.44269504f, 0x1.8p23f);  // its low bits are now n = round(x / ln 2)
+    float n = shifted - 0x1.8p23f;
+    float r = __builtin_fmaf(n, -0x1.62e4p-1f, clamped);  // ln 2 in two parts, the first exact when multiplied by n
+    r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, r);
+    float p = taylor[0];
+    UNROLL for (int i = 1; i < 6; i++) p = __builtin_fmaf(r, p, taylor[i]);
+    p = __builtin_fmaf(r * r, p, r) + 1.0f;
+    union { float f; uint32_t u; } bits = {shifted}, power;
+    power.u = (bits.u + 127) << 23;
+    return x < -87.0f ? 0.0f : p * power.f;
+}
+
+// ---- the checkpoint -------------------------------------------------------------------------------------------------
+// One flat little-endian file, used in place. These tables are its specification; loading and `-m check` follow them.
+//
+// Header: 64 slots of 8 bytes. Slot 0 is the magic "run.c\r\n\x1a"; then one field a slot in the order of HEADER, as
+// uint64 (COUNT), int64 (INT) or float64 (REAL); the slots left are 0. The range is what this program supports; values
+// that are described but outside it belong to the format and are refused.
+
+#define HEADER(COUNT, INT, REAL)                                                                                         \
+    COUNT(version, 1, 1) COUNT(weight_type, 0, 0)    /* 0 float32, 1 bfloat16 */                                         \
+    COUNT(dim, 1, INT_MAX) COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)            \
+    COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX)   \
+    COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) /* longest context */                                       \
+    COUNT(tied, 0, 1)                                /* 1: the classifier is the token embedding */                      \
+    COUNT(activation, 0, 0)                          /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                \
+    COUNT(norm_kind, 0, 0)                           /* 0 RMSNorm, 1 LayerNorm */                                        \
+    COUNT(norm_place, 5, 5)                          /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both */ \
+                                                     /* sublayers in parallel */                                         \
+    COUNT(qk_norm, 0, 0)                             /* 1 per head, 2 over the projection, 3 as 1, a weight per head */  \
+    COUNT(biases, 0, 7)                              /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */ \
+    COUNT(rope_dim, 2, INT_MAX)                      /* elements of a head that are rotated */                           \
+    COUNT(rope_pairs, 0, 1)                          /* 0: element i with i + rope_dim / 2, 1: 2i with 2i + 1 */         \
+    COUNT(n_rope_tables, 1, 1) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */         \
+    COUNT(tokenizer_hash, 0, UINT64_MAX)             /* fingerprint of the tokenizer, 0: unknown */                      \
+    COUNT(config_size, 0, INT_MAX)                   /* bytes of the source's config.json */                             \
+    COUNT(n_experts, 0, 0) COUNT(n_experts_used, 0, 0) COUNT(n_shared_experts, 0, 0) COUNT(expert_dim, 0, 0)             \
+    COUNT(n_dense_layers, 0, 0) COUNT(router, 0, 0) /* mixture of experts */ COUNT(q_lora_rank, 0, 0)                    \
+    COUNT(kv_lora_rank, 0, 0) COUNT(nope_head_dim, 0, 0) COUNT(v_head_dim, 0, 0) /* latent attention (MLA) */            \
+    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 0) /* 1: norms multiply by 1 + weight */                           \
+    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, 0) /* bases of rope_freq's tables, for people */              \
+    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1, 1) /* of cosine and sine (YaRN) */       \
+    REAL(attention_scale, 1e-9, 1e9)                 /* of q . k, usually head_dim ** -0.5 */                            \
+    REAL(embedding_scale, 1, 1) REAL(residual_scale, 1, 1) REAL(logit_scale, 1, 1)                                       \
+    REAL(attention_softcap, 0, 0) REAL(logit_softcap, 0, 0) REAL(router_scale, 0, 0) /* 0: none */
+
+// Tensors follow, row-major, each at the next multiple of 64 bytes from the start of the file, in this order. W is float32
+// or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last comes the source's
+// config.json, which run.c does not read.      TENSOR(name, type, present if, rows, columns)
+#define TENSORS_FIRST(TENSOR)                                                                                            \
+    TENSOR(eos_ids, I32, c->n_eos, 1, c->n_eos)                                                                          \
+    TENSOR(layer_window, I32, 1, 1, c->n_layers)     /* positions that a token sees, 0: all */                           \
+    TENSOR(layer_rope, I32, 1, 1, c->n_layers)       /* the layer's table of rope_freq from 1, 0: no rotation */         \
+    TENSOR(rope_freq, F32, 1, c->n_rope_tables, c->rope_dim / 2) /* radians per position */                              \
+    TENSOR(token_embedding, W, 1, c->vocab_size, c->dim)
+#define NORM(TENSOR, name, present) /* and its bias */                                                                   \
+    TENSOR(name, F32, present, 1, c->dim) TENSOR(name##_bias, F32, (present) && (c->biases & 8), 1, c->dim)
+#define TENSORS_OF_LAYER(TENSOR) /* all of these for each layer */                                                       \
+    NORM(TENSOR, attention_norm, c->norm_place & 1)                                                                      \
+    TENSOR(wq, W, 1, q_dim, c->dim) TENSOR(wk, W, 1, kv_dim, c->dim) TENSOR(wv, W, 1, kv_dim, c->dim)                    \
+    TENSOR(bq, F32, c->biases & 1, 1, q_dim) TENSOR(bk, F32, c->biases & 1, 1, kv_dim)                                   \
+    TENSOR(bv, F32, c->biases & 1, 1, kv_dim)                                                                            \
+    TENSOR(q_norm, F32, c->qk_norm, c->qk_norm == 1 ? 1 : c->n_heads, c->head_dim)                                       \
+    TENSOR(k_norm, F32, c->qk_norm, c->qk_norm == 1 ? 1 : c->n_kv_heads, c->head_dim)                                    \
+    TENSOR(wo, W, 1, c->dim, q_dim) TENSOR(bo, F32, c->biases & 2, 1, c->dim)                                            \
+    NORM(TENSOR, attention_post_norm, c->norm_place & 2) NORM(TENSOR, ffn_norm, c->norm_place & 4)                       \
+    TENSOR(w1, W, 1, c->hidden_dim, c->dim) /* gate */ TENSOR(w3, W, 1, c->hidden_dim, c->dim) /* up */                  \
+    TENSOR(w2, W, 1, c->dim, c->hidden_dim) /* down */ TENSOR(b1, F32, c->biases & 4, 1, c->hidden_dim)                  \
+    TENSOR(b3, F32, c->biases & 4, 1, c->hidden_dim) TENSOR(b2, F32, c->biases & 4, 1, c->dim)                           \
+    NORM(TENSOR, ffn_post_norm, c->norm_place & 8)
+#define TENSORS_LAST(TENSOR)                                                                                             \
+    NORM(TENSOR, final_norm, 1) TENSOR(classifier, W, !c->tied, c->vocab_size, c->dim)                                   \
+    TENSOR(classifier_bias, F32, c->biases & 16, 1, c->vocab_size)
+
+enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64 };
+static const char MAGIC[8] = {'r', 'u', 'n', '.', 'c', '\r', '\n', 0x1a};
+typedef enum { F32, I32, BF16 } Type;
+
+// The header as it stands in the file.
+typedef struct {
+    char magic[8];
+#define COUNT_MEMBER(name, low, high) size_t name;
+#define INT_MEMBER(name, low, high) int64_t name;
+#define REAL_MEMBER(name, low, high) double name;
+    HEADER(COUNT_MEMBER, INT_MEMBER, REAL_MEMBER)
+} Config;
+
+// The same as a list, field i in slot i + 1.
+static const struct {
+    const char *name;
+    char kind;  // 'c' COUNT, 'i' INT, 'r' REAL
+    double low, high;
+} FIELDS[] = {
+#define COUNT_FIELD(name, low, high) {#name, 'c', low, (double)high},
+#define INT_FIELD(name, low, high) {#name, 'i', low, high},
+#define REAL_FIELD(name, low, high) {#name, 'r', low, high},
+    HEADER(COUNT_FIELD, INT_FIELD, REAL_FIELD)
+};
+enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
+_Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_SIZE, "one slot a field");
+
+#define MEMBER(name, type, present, rows, columns) const float *name;
+typedef struct { TENSORS_OF_LAYER(MEMBER) } Layer;
+
+typedef struct {
+    const char *name;
+    int layer;  // -1: of no layer
+    Type type;
+    size_t rows, columns;
+    const void *data;
+} Tensor;
+
+typedef struct {
+    Config config;
+    File file;
+    size_t taken;     // bytes of the file that belong to the header and the tensors found so far
+    Tensor *tensors;  // (n_tensors), in the order of the file
+    size_t n_tensors;
+    Layer *layers;    // (n_layers)
+    TENSORS_FIRST(MEMBER)
+    TENSORS_LAST(MEMBER)
+} Model;
+
+// The value of field i, and the same as text.
+static double field(const Config *c, int i, char text[32]) {
+    union { size_t count; int64_t integer; double real; } slot;
+    memcpy(&slot, (const char *)c + 8 * (i + 1), 8);
+    if (FIELDS[i].kind == 'c') return snprintf(text, 32, "%zu", slot.count), (double)slot.count;
+    if (FIELDS[i].kind == 'i') return snprintf(text, 32, "%lld", (long long)slot.integer), (double)slot.integer;
+    return snprintf(text, 32, "%.9g", slot.real), slot.real;
+}
+
+// Dies unless every field is in its range and they agree with each other.
+static void check_config(const Config *c, const char *path) {
+    char text[32];
+    for (int i = 0; i < N_FIELDS; i++) {
+        double value = field(c, i, text);
+        if (!(value >= FIELDS[i].low && value <= FIELDS[i].high))
+            die("%s: %s is %s, supported is %.9g to %.9g (export it again with the export.py of this version)", path,
+                FIELDS[i].name, text, FIELDS[i].low, FIELDS[i].high);
+    }
+    if (c->n_heads % c->n_kv_heads)
+        die("%s: n_heads %zu is no multiple of n_kv_heads %zu (the file is damaged)", path, c->n_heads, c->n_kv_heads);
+    if (c->rope_dim % 2 || c->rope_dim > c->head_dim)
+        die("%s: rope_dim %zu is odd or above head_dim %zu (the file is damaged)", path, c->rope_dim, c->head_dim);
+    if (c->bos_id >= (int64_t)c->vocab_size)
+        die("%s: bos_id %lld is outside the vocabulary of %zu (the file is damaged)", path, (long long)c->bos_id, c->vocab_size);
+}
+
+// Finds the next tensor, at the next multiple of `alignment` bytes, and notes it in the model's list.
+static const float *take(Model *m, const char *name, size_t layer, Type type, size_t rows, size_t columns, size_t alignment) {
+    size_t start = round_up(m->taken, alignment);
+    m->taken = add(start, mul(mul(rows, columns), type == BF16 ? 2 : 4));
+    if (m->taken > m->file.size)
+        die("%s ends early: %s of %zu x %zu would end at byte %zu, the file has %zu (copy or export it again)",
+            m->file.path, name, rows, columns, m->taken, m->file.size);
+    m->tensors[m->n_tensors++] = (Tensor){name, (int)layer, type, rows, columns, m->file.data + start};
+    return (const float *)(const void *)(m->file.data + start);
+}
+
+// The file's size must be what the header implies.
+static void check_size(const Model *m) {
+    if (m->taken != m->file.size)
+        die("%s has %zu bytes, its header implies %zu (copy or export it again)", m->file.path, m->file.size, m->taken);
+}
+
+// The integer tables, checked against the header.
+static void check_tables(const Model *m) {
+    const Config *c = &m->config;
+    const int32_t *window = (const void *)m->layer_window, *rope = (const void *)m->layer_rope, *eos = (const void *)m->eos_ids;
+    for (size_t l = 0; l < c->n_layers; l++)
+        if (window[l] || rope[l] != 1)
+            die("%s: layer %zu has window %d and rotary table %d, supported are 0 and 1 (update run.c)", m->file.path, l, window[l], rope[l]);
+    for (size_t i = 0; i < c->n_eos; i++)
+        if (eos[i] < 0 || (size_t)eos[i] >= c->vocab_size)
+            die("%s: end-of-text id %d is outside the vocabulary of %zu (export it again)", m->file.path, eos[i], c->vocab_size);
+}
+
+// Room for the layers and for the names of their tensors.
+static void allocate_layers(Model *m) {
+    size_t n = m->config.n_layers;
+    if (n > m->file.size) die("%s: n_layers is %zu in a file of %zu bytes (the file is damaged)", m->file.path, n, m->file.size);
+    m->layers = allocate(n, sizeof(Layer), "the layers");
+    m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(float *)), 16), sizeof(Tensor), "the list of tensors");
+}
+
+static void load_version_1(Model *m) {
+    Config *c = &m->config;
+    if (m->file.size < HEADER_SIZE) die("%s has %zu bytes, its header alone %d (copy it again)", m->file.path, m->file.size, HEADER_SIZE);
+    memcpy(c, m->file.data, sizeof *c);
+    check_config(c, m->file.path);
+    for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
+        if (m->file.data[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, m->file.data[i]);
+    allocate_layers(m);
+    m->taken = HEADER_SIZE;
+    const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
+    const Type W = c->weight_type ? BF16 : F32;
+#define TAKE(name, type, present, rows, columns) \
+    if (present) m->name = take(m, #name, (size_t)-1, type, rows, columns, ALIGNMENT);
+#define TAKE_OF_LAYER(name, type, present, rows, columns) \
+    if (present) m->layers[l].name = take(m, #name, l, type, rows, columns, ALIGNMENT);
+    TENSORS_FIRST(TAKE)
+    for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
+    TENSORS_LAST(TAKE)
+    if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
+    check_size(m);
+    check_tables(m);
+}
+
+// llama2.c's float32 files: version 0 begins with seven int32, version 1 with a magic and a header of 256 bytes. A kind of
+// tensor is stored for all layers in a row; adjacent elements are rotated together. Constants: eps 1e-5, theta 10000, BOS
+// 1, the end at 1 or 2.
+enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
+
+static void llama2c_config(Config *c, const int32_t h[7], bool tied, const char *path) {
+    for (int i = 0; i < 7; i++)
+        if (h[i] <= 0) die("%s is no checkpoint (make one of a model with: export.py SOURCE model.bin)", path);
+    *c = (Config){.version = 1, .dim = (size_t)h[0], .hidden_dim = (size_t)h[1], .n_layers = (size_t)h[2],
+        .n_heads = (size_t)h[3], .n_kv_heads = (size_t)h[4], .vocab_size = (size_t)h[5], .seq_len = (size_t)h[6],
+        .tied = tied, .norm_place = 5, .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2,
+        .rms_norm_eps = 1e-5, .rope_theta = 1e4, .rope_attention_factor = 1, .rope_attention_factor_local = 1,
+        .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
+    if (c->dim % c->n_heads) die("%s: dim %zu is no multiple of n_heads %zu (the file is damaged)", path, c->dim, c->n_heads);
+    c->head_dim = c->rope_dim = c->dim / c->n_heads;
+    c->attention_scale = 1 / sqrt((double)c->head_dim);
+    check_config(c, path);
+}
+
+static void load_llama2c(Model *m, bool version) {
+    Config *c = &m->config;
+    static const int32_t eos_ids[2] = {1, 2};
+    int32_t h[7] = {0};
+    memcpy(h, m->file.data + (version ? 8 : 0), min_size(sizeof h, m->file.size - (version ? 8 : 0)));
+    bool tied = version ? m->file.data[min_size(36, m->file.size - 1)] : h[5] > 0;
+    if (!version && h[5] < 0 && h[5] > INT_MIN) h[5] = -h[5];
+    llama2c_config(c, h, tied, m->file.path);
+    m->eos_ids = (const void *)eos_ids;
+    float *freq = allocate(c->rope_dim / 2, sizeof *freq, "the rotary frequencies");
+    for (size_t i = 0; i < c->rope_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)c->rope_dim);
+    m->rope_freq = freq;
+    allocate_layers(m);
+    size_t kv_dim = c->n_kv_heads * c->head_dim;
+    m->taken = version ? LLAMA2C_HEADER : sizeof h;
+#define ONE(name, rows, columns) m->name = take(m, #name, (size_t)-1, F32, rows, columns, 4);
+#define ALL(name, rows, columns) \
+    for (size_t l = 0; l < c->n_layers; l++) m->layers[l].name = take(m, #name, l, F32, rows, columns, 4);
+    if (!version) ONE(token_embedding, c->vocab_size, c->dim)
+    ALL(attention_norm, 1, c->dim)
+    if (version) { ALL(ffn_norm, 1, c->dim) ONE(final_norm, 1, c->dim) ONE(token_embedding, c->vocab_size, c->dim) }
+    ALL(wq, c->dim, c->dim) ALL(wk, kv_dim, c->dim) ALL(wv, kv_dim, c->dim) ALL(wo, c->dim, c->dim)
+    if (!version) ALL(ffn_norm, 1, c->dim)
+    ALL(w1, c->hidden_dim, c->dim) ALL(w2, c->dim, c->hidden_dim) ALL(w3, c->hidden_dim, c->dim)
+    if (!version) {
+        ONE(final_norm, 1, c->dim)
+        m->taken = add(m->taken, mul(mul(c->seq_len, c->head_dim), 4));  // tables of sine and cosine, not needed
+    }
+    if (!tied) ONE(classifier, c->vocab_size, c->dim)
+    check_size(m);
+}
+
+// Maps a checkpoint and checks it: every size against the file's before anything is used.
+static void load_model(Model *m, const char *path) {
+    *m = (Model){.file = map_file(path)};
+    uint32_t word[2] = {0};
+    memcpy(word, m->file.data, min_size(sizeof word, m->file.size));
+    if (!memcmp(word, MAGIC, sizeof MAGIC)) load_version_1(m);
+    else if (word[0] == LLAMA2C_MAGIC && word[1] != 1)
+        die("%s is llama2.c's version %u, supported are its float32 versions 0 and 1 (export it as version 1)", path, word[1]);
+    else load_llama2c(m, word[0] == LLAMA2C_MAGIC);
+    if (!m->classifier) m->classifier = m->token_embedding;
+}
+
+static bool is_eos(const Model *m, int id) {
+    const int32_t *eos = (const void *)m->eos_ids;
+    for (size_t i = 0; i < m->config.n_eos; i++)
+        if (eos[i] == id) return true;
+    return false;
+}
+
+// ---- kernels --------------------------------------------------------------------------------------------------------
+
+// acc[t][r] += x_t[k .. k + 16] * w_r[k .. k + 16], lane by lane.
+typedef Vec Accumulators[TILE_T][TILE_R][PARTS];
+INLINE void tile_step(Accumulators acc, const float *x, size_t x_stride, const float *const w[TILE_R], size_t k, int T) {
+    Vec wv[TILE_R][PARTS];
+    UNROLL for (int r = 0; r < TILE_R; r++)
+        UNROLL for (int p = 0; p < PARTS; p++) wv[r][p] = load(w[r] + k + p * WIDTH);
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            Vec xv = load(x + (size_t)t * x_stride + k + p * WIDTH);
+            UNROLL for (int r = 0; r < TILE_R; r++) acc[t][r][p] = multiply_add(xv, wv[r][p], acc[t][r][p]);
+        }
+}
+
+// The dot products of T tokens (a constant, so that the sums live in registers) with TILE_R rows of n weights. What is
+// left of n after the last 16 is copied to rows padded with zeros.
+INLINE void tile(float *const out[TILE_R], size_t out_stride, const float *x, size_t x_stride, const float *const w[TILE_R],
+                 size_t n, int T) {
+    Accumulators acc;
+    memset(&acc, 0, sizeof acc);
+    size_t k = 0;
+    for (; k + LANES <= n; k += LANES) tile_step(acc, x, x_stride, w, k, T);
+    if (k < n) {
+        float x_rest[TILE_T][LANES] = {{0}}, w_rest[TILE_R][LANES] = {{0}};
+        const float *w_row[TILE_R];
+        for (int t = 0; t < T; t++) memcpy(x_rest[t], x + (size_t)t * x_stride + k, (n - k) * sizeof(float));
+        for (int r = 0; r < TILE_R; r++) w_row[r] = memcpy(w_rest[r], w[r] + k, (n - k) * sizeof(float));
+        tile_step(acc, x_rest[0], LANES, w_row, 0, T);
+    }
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int r = 0; r < TILE_R; r++) out[r][(size_t)t * out_stride] = sum_lanes(acc[t][r]);
+}
+
+// out[t][r] = x[t] . w[r] for T tokens and rows first..last of w (rows, n), on one thread. A last tile of fewer rows
+// computes its last row several times over: the same value, written to the same place.
+static void matmul_rows(float *out, size_t out_stride, const float *x, size_t x_stride, const float *w, size_t n,
+                        size_t first, size_t last, size_t T) {
+    for (size_t r = first; r < last; r += TILE_R) {
+        const float *w_row[TILE_R];
+        float *out_row[TILE_R];
+        for (size_t i = 0; i < TILE_R; i++) {
+            size_t row = min_size(r + i, last - 1);
+            w_row[i] = w + row * n;
+            out_row[i] = out + row;
+        }
+        for (size_t t = 0; t < T;) {
+            float *at[TILE_R];
+            for (size_t i = 0; i < TILE_R; i++) at[i] = out_row[i] + t * out_stride;
+            const float *xt = x + t * x_stride;
+            if (T - t >= TILE_T) tile(at, out_stride, xt, x_stride, w_row, n, TILE_T), t += TILE_T;
+            else if (T - t >= 2) tile(at, out_stride, xt, x_stride, w_row, n, 2), t += 2;
+            else tile(at, out_stride, xt, x_stride, w_row, n, 1), t++;
+        }
+    }
+}
+
+// out (T, rows) = x (T, n) times the transpose of w (rows, n), plus bias (rows) if there is one. Threads share the rows.
+static void matmul(float *out, const float *x, const float *w, const float *bias, size_t T, size_t n, size_t rows) {
+    enum { BLOCK = 8 * TILE_R };
+    #pragma omp parallel for schedule(static) if (T * n * rows > 1 << 16)
+    for (size_t first = 0; first < rows; first += BLOCK) {
+        size_t last = min_size(first + BLOCK, rows);
+        matmul_rows(out, rows, x, n, w, n, first, last, T);
+        if (bias)
+            for (size_t t = 0; t < T; t++)
+                for (size_t r = first; r < last; r++) out[t * rows + r] += bias[r];
+    }
+}
+
+// The sum of x^2 over n elements, in double, in 16 lanes.
+static double sum_of_squares(const float *x, size_t n) {
+    double lane[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t j = 0; j < min_size(LANES, n - i); j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+// RMSNorm (Zhang and Sennrich 2019), for each of T rows of n: out = x / sqrt(mean(x^2) + eps) * weight; out may be x.
+static void rmsnorm(float *out, const float *x, const float *weight, double eps, size_t T, size_t n) {
+    for (size_t t = 0; t < T; t++, x += n, out += n) {
+        double scale = 1 / sqrt(sum_of_squares(x, n) / (double)n + eps);
+        for (size_t i = 0; i < n; i++) out[i] = (float)((double)x[i] * scale * (double)weight[i]);
+    }
+}
+
+// SwiGLU (Shazeer 2020): gate = silu(gate) * up, silu(x) = x / (1 + e^-x), over n elements.
+static void swiglu(float *gate, const float *up, size_t n) {
+    #pragma omp parallel for schedule(static) if (n > 1 << 14)
+    for (size_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
+}
+
+// out (T, n) = out + x
+static void add_to(float *out, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] += x[i];
+}
+
+// ---- the forward pass -----------------------------------------------------------------------------------------------
+
+enum { KV_BLOCK = 64 };  // positions that attention takes at a time
+
+typedef struct {
+    float largest;  // score so far
+    double sum;     // of e^(score - largest) so far
+} Softmax;
+
+// What a run needs besides the model: the cache and the arrays that one chunk of T <= chunk tokens passes through.
+typedef struct {
+    const Model *model;
+    size_t context, chunk;  // positions of the cache; tokens of a chunk
+    size_t position;        // tokens in the cache
+    float *k_cache, *v_cache;  // (n_layers, n_kv_heads, context, head_dim)
+    float *x;               // (T, dim) the residual stream
+    float *normed;          // (T, dim)
+    float *q;               // (T, n_heads, head_dim)
+    float *k, *v;           // (T, n_kv_heads, head_dim)
+    float *attended;        // (T, n_heads, head_dim)
+    float *scores;          // (T, n_heads, KV_BLOCK)
+    Softmax *softmax;       // (T, n_heads)
+    float *branch;          // (T, dim) what a sublayer adds to the stream
+    float *gate, *up;       // (T, hidden_dim)
+    float *cosine, *sine;   // (T, rope_dim / 2)
+    float *logits;          // (logit_rows, vocab_size)
+    size_t logit_rows;
+    void *block;            // that holds all of these
+    float *hidden;          // (n_layers + 1, hidden_rows, dim) if hidden states are asked for, else NULL
+    size_t hidden_rows;
+} Run;
+
+// Sets the arrays of a run to successive parts of a block, each aligned to 64 bytes, and returns what they take together.
+static size_t lay_out(Run *r, char *block) {
+    const Config *c = &r->model->config;
+    size_t T = r->chunk, q_dim = mul(c->n_heads, c->head_dim), kv_dim = mul(c->n_kv_heads, c->head_dim);
+    size_t half = c->rope_dim / 2, cached = mul(mul(c->n_layers, kv_dim), r->context), end = 0;
+    struct { void *array; size_t rows, columns; } arrays[] = {
+        {&r->x, T, c->dim}, {&r->normed, T, c->dim}, {&r->branch, T, c->dim}, {&r->q, T, q_dim}, {&r->k, T, kv_dim},
+        {&r->v, T, kv_dim}, {&r->attended, T, q_dim}, {&r->scores, T, mul(c->n_heads, KV_BLOCK)},
+        {&r->softmax, T, mul(c->n_heads, sizeof(Softmax) / sizeof(float))}, {&r->gate, T, c->hidden_dim},
+        {&r->up, T, c->hidden_dim}, {&r->cosine, T, half}, {&r->sine, T, half}, {&r->logits, r->logit_rows, c->vocab_size},
+        {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        if (block) *(void **)arrays[i].array = block + end;
+        end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
+    }
+    return end;
+}
+
+static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t logit_rows) {
+    *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
+    size_t size = lay_out(r, NULL);
+    r->block = allocate(add(size, 63), 1, "the cache and a chunk of tokens");
+    lay_out(r, (char *)round_up((size_t)r->block, 64));
+}
+
+// Cosine and sine of position * frequency for T positions, the product and both functions in double.
+static void rope_angles(Run *r, size_t T) {
+    const Config *c = &r->model->config;
+    size_t half = c->rope_dim / 2;
+    for (size_t i = 0; i < T * half; i++) {
+        double angle = (double)(r->position + i / half) * (double)r->model->rope_freq[i % half];
+        r->cosine[i] = (float)(cos(angle) * c->rope_attention_factor);
+        r->sine[i] = (float)(sin(angle) * c->rope_attention_factor);
+    }
+}
+
+// Rotary position embedding (Su et al. 2021): each pair (a, b) of the first rope_dim elements of every head is turned by
+// its angle. heads is (T, n_heads, head_dim).
+static void rope(const Run *r, float *heads, size_t T, size_t n_heads) {
+    const Config *c = &r->model->config;
+    size_t half = c->rope_dim / 2, step = c->rope_pairs ? 2 : 1, apart = c->rope_pairs ? 1 : half;
+    for (size_t row = 0; row < T * n_heads; row++) {
+        float *head = heads + row * c->head_dim;
+        const float *cosine = r->cosine + row / n_heads * half, *sine = r->sine + row / n_heads * half;
+        for (size_t i = 0; i < half; i++) {
+            float a = head[i * step], b = head[i * step + apart];
+            head[i * step] = a * cosine[i] - b * sine[i];
+            head[i * step + apart] = b * cosine[i] + a * sine[i];
+        }
+    }
+}
+
+// Copies T new heads of k or v (T, n_kv_heads, head_dim) to one layer's cache (n_kv_heads, context, head_dim).
+static void store(const Run *r, float *cache, const float *heads, size_t T) {
+    const Config *c = &r->model->config;
+    for (size_t t = 0; t < T; t++)
+        for (size_t h = 0; h < c->n_kv_heads; h++)
+            memcpy(cache + (h * r->context + r->position + t) * c->head_dim, heads + (t * c->n_kv_heads + h) * c->head_dim,
+                   c->head_dim * sizeof(float));
+}
+
+// Takes one block of `count` scores into a head's running softmax: p becomes e^(score - m), m the largest score so far.
+// Returns e^(m before - m now), by which what has been summed so far must fade.
+static float softmax_step(Softmax *s, float *p, size_t count, float scale) {
+    float largest = s->largest, lane[LANES] = {0};
+    for (size_t i = 0; i < count; i++) p[i] *= scale;
+    for (size_t i = 0; i < count; i++) largest = p[i] > largest ? p[i] : largest;
+    for (size_t i = 0; i < count; i++) p[i] = fast_exp(p[i] - largest);
+    for (size_t i = 0; i < count; i++) lane[i % LANES] += p[i];
+    float fade = fast_exp(s->largest - largest);
+    s->sum = s->sum * (double)fade + (double)sum_lanes(lane);
+    s->largest = largest;
+    return fade;
+}
+
+// Attention of the `group` query heads that share one key/value head, for one token that sees n positions:
+//   out = softmax(scale * q . k) v,  q and out (group, head_dim), k and v (n, head_dim), scores (group, KV_BLOCK).
+// The softmax is taken online (Milakov and Gimelshein 2018), a block of positions at a time, so that each key and value
+// is read once for all heads of the group; at the end out is divided by the sum of the weights.
+static void attend(float *restrict out, Softmax *softmax, float *scores, const float *q, const float *k,
+                   const float *restrict v, size_t n, size_t group, size_t head_dim, float scale) {
+    for (size_t h = 0; h < group; h++) softmax[h] = (Softmax){-INFINITY, 0};
+    memset(out, 0, group * head_dim * sizeof(float));
+    for (size_t start = 0; start < n; start += KV_BLOCK, k += KV_BLOCK * head_dim, v += KV_BLOCK * head_dim) {
+        size_t count = min_size(KV_BLOCK, n - start);
+        matmul_rows(scores, KV_BLOCK, q, head_dim, k, head_dim, 0, count, group);
+        for (size_t h = 0; h < group; h++) {
+            float *p = scores + h * KV_BLOCK, *o = out + h * head_dim;
+            float fade = softmax_step(&softmax[h], p, count, scale);
+            for (size_t d = 0; d < head_dim; d++) o[d] *= fade;
+            for (size_t i = 0; i < count; i++)
+                for (size_t d = 0; d < head_dim; d++) o[d] = __builtin_fmaf(p[i], v[i * head_dim + d], o[d]);
+        }
+    }
+    for (size_t h = 0; h < group; h++)
+        for (size_t d = 0; d < head_dim; d++) out[h * head_dim + d] = (float)((double)out[h * head_dim + d] / softmax[h].sum);
+}
+
+// Attention of T tokens at the run's position over the cache of layer l. Threads share the pairs of token and KV head.
+static void attention(Run *r, size_t l, size_t T) {
+    const Config *c = &r->model->config;
+    size_t group = c->n_heads / c->n_kv_heads, layer_size = c->n_kv_heads * r->context * c->head_dim;
+    #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * c->head_dim * r->position > 1 << 16)
+    for (size_t i = 0; i < T * c->n_kv_heads; i++) {
+        size_t t = i / c->n_kv_heads, kv_head = i % c->n_kv_heads, head = t * c->n_heads + kv_head * group;
+        size_t cached = l * layer_size + kv_head * r->context * c->head_dim;
+        attend(r->attended + head * c->head_dim, r->softmax + head, r->scores + head * KV_BLOCK, r->q + head * c->head_dim,
+               r->k_cache + cached, r->v_cache + cached, r->position + t + 1, group, c->head_dim, (float)c->attention_scale);
+    }
+}
+
+// Keeps the stream of T tokens as hidden state `index` (of n_layers + 1), where hidden states are asked for.
+static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
+    size_t dim = r->model->config.dim;
+    if (r->hidden) memcpy(r->hidden + (index * r->hidden_rows + r->position) * dim, x, T * dim * sizeof(float));
+}
+
+// Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what comes
+// out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1.
+static void forward(Run *r, const int *tokens, size_t T) {
+    const Model *m = r->model;
+    const Config *c = &m->config;
+    size_t dim = c->dim, q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
+    for (size_t t = 0; t < T; t++) memcpy(r->x + t * dim, m->token_embedding + (size_t)tokens[t] * dim, dim * sizeof(float));
+    rope_angles(r, T);
+    for (size_t l = 0; l < c->n_layers; l++) {
+        const Layer *w = &m->layers[l];
+        size_t cached = l * c->n_kv_heads * r->context * c->head_dim;
+        keep_hidden(r, l, r->x, T);
+
+        rmsnorm(r->normed, r->x, w->attention_norm, c->rms_norm_eps, T, dim);
+        matmul(r->q, r->normed, w->wq, w->bq, T, dim, q_dim);
+        matmul(r->k, r->normed, w->wk, w->bk, T, dim, kv_dim);
+        matmul(r->v, r->normed, w->wv, w->bv, T, dim, kv_dim);
+        rope(r, r->q, T, c->n_heads);
+        rope(r, r->k, T, c->n_kv_heads);
+        store(r, r->k_cache + cached, r->k, T);
+        store(r, r->v_cache + cached, r->v, T);
+        attention(r, l, T);
+        matmul(r->branch, r->attended, w->wo, w->bo, T, q_dim, dim);
+        add_to(r->x, r->branch, T * dim);
+
+        rmsnorm(r->normed, r->x, w->ffn_norm, c->rms_norm_eps, T, dim);
+        matmul(r->gate, r->normed, w->w1, w->b1, T, dim, c->hidden_dim);
+        matmul(r->up, r->normed, w->w3, w->b3, T, dim, c->hidden_dim);
+        swiglu(r->gate, r->up, T * c->hidden_dim);
+        matmul(r->branch, r->gate, w->w2, w->b2, T, c->hidden_dim, dim);
+        add_to(r->x, r->branch, T * dim);
+    }
+    if (r->hidden) rmsnorm(r->normed, r->x, m->final_norm, c->rms_norm_eps, T, dim);
+    keep_hidden(r, c->n_layers, r->normed, T);
+    r->position += T;
+}
+
+// Logits (n, vocab_size) of rows first .. first + n of the chunk that forward() has just taken.
+static const float *logits_of(Run *r, size_t first, size_t n) {
+    const Model *m = r->model;
+    const Config *c = &m->config;
+    rmsnorm(r->normed, r->x + first * c->dim, m->final_norm, c->rms_norm_eps, n, c->dim);
+    matmul(r->logits, r->normed, m->classifier, NULL, n, c->dim, c->vocab_size);
+    return r->logits;
+}
+
+// ---- tokenizer ------------------------------------------------------------------------------------------------------
+
+typedef struct { size_t n_ids; uint64_t hash; } Tokenizer;
+typedef struct { int x; } Decoder;
+static void tokenizer_load(Tokenizer *t, const char *path) { (void)t; die("no tokenizers yet: %s (wait)", path); }
+static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, size_t *n) { (void)t, (void)text, (void)size; *n = 0; return NULL; }
+static void decode(const Tokenizer *t, Decoder *d, int id, bool show, Buffer *out) { (void)t, (void)d, (void)id, (void)show, (void)out; }
+static void decode_end(Decoder *d, Buffer *out) { (void)d, (void)out; }
+
+// ---- the sampler ----------------------------------------------------------------------------------------------------
+
+typedef struct {
+    float logit, weight;  // weight: proportional to the probability
+    int id;
+} Candidate;
+
+typedef struct {
+    size_t vocab_size, top_k;                   // top_k 0: off
+    double temperature, top_p, min_p, penalty;  // temperature 0: greedy
+    uint64_t state;                             // of the generator
+    bool *seen;                                 // (vocab_size) ids of the prompt and the output
+    float *logits;                              // (vocab_size) after the repetition penalty
+    Candidate *candidates;                      // (vocab_size)
+    double *weights;                            // (vocab_size) by id, 0 for what a filter removed
+} Sampler;
+
+static void new_sampler(Sampler *s, size_t vocab_size) {
+    s->vocab_size = vocab_size;
+    s->seen = allocate(vocab_size, sizeof *s->seen, "the sampler");
+    s->logits = allocate(vocab_size, sizeof *s->logits, "the sampler");
+    s->candidates = allocate(vocab_size, sizeof *s->candidates, "the sampler");
+    s->weights = allocate(vocab_size, sizeof *s->weights, "the sampler");
+}
+
+// The next number in [0, 1), uniform in steps of 2^-24, from SplitMix64 (Steele, Lea and Flood 2014). Any seed will do.
+static float uniform(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
+}
+
+// The order of candidates: the larger logit first, at a tie the lower id.
+static bool goes_before(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+
+static void swap(Candidate *a, Candidate *b) {
+    Candidate c = *a;
+    *a = *b;
+    *b = c;
+}
+
+// Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
+// A quickselect: only the side of the pivot on which the goal is reached is looked at again.
+static size_t keep_best(Candidate *c, size_t n, double goal) {
+    size_t low = 0, high = n;
+    double kept = 0;  // weight of those before low
+    while (low < high && kept < goal) {
+        swap(&c[low + (high - low) / 2], &c[high - 1]);
+        size_t split = low;
+        double sum = kept;  // weight of those before split
+        for (size_t i = low; i + 1 < high; i++)
+            if (goes_before(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
+        swap(&c[split], &c[high - 1]);
+        if (sum >= goal) high = split;
+        else kept = sum + (double)c[split].weight, low = split + 1;
+    }
+    return low ? low : 1;
+}
+
+static void check_logit(float logit, size_t id, size_t position) {
+    if (!(logit < INFINITY))
+        die("the logit of id %zu at position %zu is %g (the weights may be damaged: see -m check)", id, position, (double)logit);
+}
+
+// Copies the logits with the repetition penalty (Keskar et al. 2019) for ids seen: positive ones are divided by it,
+// negative ones multiplied. Returns the id of the largest, the lowest at a tie.
+static size_t penalize(Sampler *s, const float *logits, size_t position) {
+    size_t best = 0;
+    for (size_t i = 0; i < s->vocab_size; i++) {
+        check_logit(logits[i], i, position);
+        double factor = !s->seen[i] ? 1 : logits[i] > 0 ? 1 / s->penalty : s->penalty;
+        s->logits[i] = (float)((double)logits[i] * factor);
+        if (s->logits[i] > s->logits[best]) best = i;
+    }
+    if (s->logits[best] == -INFINITY)
+        die("all logits at position %zu are -inf (the weights may be damaged: see -m check)", position);
+    return best;
+}
+
+// Sets the weight of every id: e^((logit - largest) / temperature) if it passes top-k, top-p (Holtzman et al. 2019; of
+// what top-k left) and min-p (that share of the largest), else 0.
+static void filter(Sampler *s, float largest) {
+    size_t n = 0;
+    double total = 0;
+    for (size_t i = 0; i < s->vocab_size; i++)
+        if (s->logits[i] > -INFINITY) s->candidates[n++] = (Candidate){s->logits[i], 1, (int)i};
+    if (s->top_k && s->top_k < n) n = keep_best(s->candidates, n, (double)s->top_k);
+    for (size_t i = 0; i < n; i++) {
+        Candidate *c = &s->candidates[i];
+        c->weight = fast_exp((float)(((double)c->logit - (double)largest) / s->temperature));
+        total += (double)c->weight;
+    }
+    if (s->top_p < 1) n = keep_best(s->candidates, n, s->top_p * total);
+    memset(s->weights, 0, s->vocab_size * sizeof *s->weights);
+    for (size_t i = 0; i < n; i++)
+        if ((double)s->candidates[i].weight >= s->min_p) s->weights[s->candidates[i].id] = (double)s->candidates[i].weight;
+}
+
+// Picks the next id from logits (vocab_size): one number is drawn, and the ids are walked in order until their weights pass
+// that share of the total. None is drawn when greedy.
+static int sample(Sampler *s, const float *logits, size_t position) {
+    size_t picked = penalize(s, logits, position);
+    if (s->temperature == 0) return (int)picked;
+    filter(s, s->logits[picked]);
+    double total = 0, passed = 0;
+    for (size_t i = 0; i < s->vocab_size; i++) total += s->weights[i];
+    double stop = (double)uniform(&s->state) * total;
+    for (size_t i = 0; i < s->vocab_size && passed <= stop; i++) {
+        passed += s->weights[i];
+        if (s->weights[i] > 0) picked = i;
+    }
+    return (int)picked;
+}
+
+// ---- input and output -----------------------------------------------------------------------------------------------
+
+static void write_all(int fd, const void *data, size_t size, const char *name) {
+    for (ssize_t n; size; data = (const char *)data + n, size -= (size_t)n) {
+        while ((n = write(fd, data, size)) < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EPIPE) remove_unfinished(), exit(0);  // the reader has seen enough
+        if (n <= 0) die("cannot write to %s: %s (free some space, or write elsewhere)", name, strerror(errno));
+    }
+}
+
+static void print(const void *text, size_t size) { write_all(STDOUT_FILENO, text, size, "standard output"); }
+
+static void print_id(int id, bool first) {
+    char text[16];
+    print(text, (size_t)snprintf(text, sizeof text, first ? "%d" : " %d", id));
+}
+
+// Opens where binary output goes: standard output, a device or FIFO in place, or a temporary file beside `path` that
+// takes its name only when whole.
+static int open_output(const char *path) {
+    struct stat info;
+    if (!strcmp(path, "-")) return STDOUT_FILENO;
+    int fd, n = 0;
+    if (!stat(path, &info) && !S_ISREG(info.st_mode)) fd = open(path, O_WRONLY | O_CLOEXEC);
+    else {
+        n = snprintf(unfinished, sizeof unfinished, "%s.%ld.part", path, (long)getpid());
+        fd = n < PATH_MAX ? open(unfinished, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
+        if (fd < 0) unfinished[0] = 0;
+    }
+    if (fd < 0) die("cannot write %s: %s (check the path)", path, n < PATH_MAX ? strerror(errno) : "the name is too long");
+    return fd;
+}
+
+static void close_output(int fd, const char *path) {
+    if (fd != STDOUT_FILENO && (close(fd) || (unfinished[0] && rename(unfinished, path))))
+        die("cannot write %s: %s (free some space, or write elsewhere)", path, strerror(errno));
+    unfinished[0] = 0;
+}
+
+// A signal ends the program without a trace of unfinished output.
+static void on_signal(int number) {
+    remove_unfinished();
+    _exit(128 + number);
+}
+
+// The bytes of a file, or of standard input for "-".
+static Buffer read_all(const char *path) {
+    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    Buffer b = {0};
+    char block[1 << 16];
+    for (ssize_t n = 1; n;) {
+        while ((n = fd < 0 ? -1 : read(fd, block, sizeof block)) < 0 && errno == EINTR) continue;
+        if (n < 0) die("cannot read %s: %s (check the path)", fd ? path : "standard input", strerror(errno));
+        append(&b, block, (size_t)n);
+    }
+    if (fd) close(fd);
+    return b;
+}
+
+typedef struct {
+    const char *model, *mode, *text, *file, *ids, *tokenizer, *output;
+    double n_new, context, chunk, threads, top_k, temperature, top_p, min_p, penalty;  // whole numbers up to top_k
+    uint64_t seed;
+    bool print_ids;
+} Options;
+
+// -z, else STEM.tokenizer.bin beside STEM.bin, else tokenizer.bin beside the model, else here.
+static const char *find_tokenizer(const Options *o) {
+    static char path[PATH_MAX];
+    if (o->tokenizer) return o->tokenizer;
+    const char *model = o->model ? o->model : "", *slash = strrchr(model, '/');
+    int stem = (int)strlen(model) - 4;
+    if (stem > 0 && !strcmp(model + stem, ".bin") && snprintf(path, PATH_MAX, "%.*s.tokenizer.bin", stem, model) < PATH_MAX &&
+        !access(path, F_OK)) return path;
+    if (slash && snprintf(path, PATH_MAX, "%.*s/tokenizer.bin", (int)(slash - model), model) < PATH_MAX && !access(path, F_OK))
+        return path;
+    return "tokenizer.bin";
+}
+
+// Loads the tokenizer and dies unless it belongs to the model, where there is one.
+static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
+    const char *path = find_tokenizer(o);
+    if (!o->tokenizer && access(path, F_OK))
+        die("there is no tokenizer.bin beside %s or here (make one with export.py --tokenizer, or name it with -z)", o->model ? o->model : "a model");
+    tokenizer_load(t, path);
+    size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
+    if (!o->model) return;
+    if ((hash && t->hash && t->hash != hash) || t->n_ids > rows)
+        die("%s (%zu ids, fingerprint %zu) does not belong to %s (%zu rows, fingerprint %zu) (name the model's own with -z)",
+            path, (size_t)t->n_ids, (size_t)t->hash, o->model, rows, hash);
+    if (t->n_ids < rows && !(hash && t->hash))
+        fprintf(stderr, "run: note: %s has %zu ids, %s has %zu rows\n", path, (size_t)t->n_ids, o->model, rows);
+}
+
+typedef struct {
+    int *ids;
+    size_t n;
+    Buffer text;  // as given, empty with -I
+} Prompt;
+
+// The prompt of -i, -f or -I ("1 2 3", each below vocab_size) as text and ids.
+static Prompt read_prompt(const Options *o, const Tokenizer *t, size_t vocab_size) {
+    Prompt p = {0};
+    if (o->file) p.text = read_all(o->file);
+    if (o->text) append(&p.text, o->text, strlen(o->text));
+    if (o->file || o->text) p.ids = encode(t, p.text.data, p.text.size, &p.n);
+    Buffer ids = {0};
+    for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
+        char *end;
+        errno = 0;
+        unsigned long long id = strtoull(at, &end, 10);
+        int word = (int)strcspn(at, " \t\n");
+        if (end != at + word || *at < '0' || *at > '9') usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", word, at);
+        if (errno || id >= vocab_size) die("id %.*s is outside the vocabulary of %zu (give smaller ids)", word, at, vocab_size);
+        append(&ids, &(int){(int)id}, sizeof(int));
+        at = end;
+    }
+    return o->ids ? (Prompt){(int *)(void *)ids.data, ids.size / sizeof(int), {0}} : p;
+}
+
+// An empty prompt becomes the model's BOS.
+static void start_from_bos(Prompt *p, const Model *m) {
+    static int bos;
+    if (p->n) return;
+    if (m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
+    bos = (int)m->config.bos_id;
+    p->ids = &bos;
+    p->n = 1;
+}
+
+// ---- the modes ------------------------------------------------------------------------------------------------------
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static double per_second(size_t tokens, double time) { return tokens && time > 0 ? (double)tokens / time : 0; }
+
+// The number that a line of a file holds in a scanf format, or `otherwise`.
+static size_t number_in(const char *path, const char *format, size_t otherwise) {
+    char line[256];
+    size_t number = otherwise;
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, format, &number) == 1) break;
+    if (f) fclose(f);
+    return number;
+}
+
+// Bytes of memory that may still be taken: what the system has available, within the container's limit.
+static size_t available_memory(void) {
+    size_t system = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10;
+    size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);
+    size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
+    return min_size(system, limit > used ? limit - used : 0);
+}
+
+// The context: -c, else `fallback`; dies if the model's seq_len or a prompt of n tokens does not allow it.
+static size_t context_for(const Options *o, const Model *m, size_t fallback, size_t n) {
+    size_t seq_len = m->config.seq_len, context = o->context > 0 ? (size_t)o->context : fallback;
+    if (n > context && !(o->context <= 0 && n <= fallback)) die("the prompt has %zu tokens, the context %zu (use a shorter prompt or a larger -c)", n, context);
+    if (context > seq_len) die("a context of %zu is above the model's seq_len of %zu (use a smaller -c)", context, seq_len);
+    return context;
+}
+
+// Takes n tokens in chunks; after each, `rows` (if any) is given the logits of all its positions, a few rows at a time.
+typedef void Rows(void *sink, const float *logits, size_t position, size_t n);
+static void prefill(Run *r, const int *ids, size_t n, Rows *rows, void *sink) {
+    bool show = isatty(STDERR_FILENO) && n > 4 * r->chunk;
+    for (size_t start = 0; start < n; start += r->chunk) {
+        size_t T = min_size(r->chunk, n - start), position = r->position;
+        if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", start, n);
+        forward(r, ids + start, T);
+        for (size_t first = 0; rows && first < T; first += r->logit_rows) {
+            size_t count = min_size(r->logit_rows, T - first);
+            rows(sink, logits_of(r, first, count), position + first, count);
+        }
+    }
+    if (show) fprintf(stderr, "\r%*s\r", 60, "");
+}
+
+// Prints what an id adds to the text, or the id.
+static void print_token(const Options *o, const Tokenizer *t, Decoder *d, int id, bool first) {
+    Buffer b = {0};
+    if (o->print_ids) print_id(id, first);
+    else decode(t, d, id, false, &b);
+    print(b.data, b.size);
+    free(b.data);
+}
+
+// Prints the prompt, text as it was given, and takes the decoder past it.
+static void print_prompt(const Options *o, const Tokenizer *t, Decoder *d, const Prompt *p) {
+    Buffer b = {0};
+    for (size_t i = 0; i < p->n; i++)
+        if (o->print_ids || o->ids) print_token(o, t, d, p->ids[i], i == 0);
+        else decode(t, d, p->ids[i], false, &b);
+    if (!o->print_ids && !o->ids) decode_end(d, &b), print(p->text.data, p->text.size);
+    free(b.data);
+}
+
+// How many tokens to generate after n: -n, as far as the context allows. Sets the context that this takes.
+static size_t plan(const Options *o, const Model *m, size_t n, size_t *context) {
+    const Config *c = &m->config;
+    *context = context_for(o, m, c->seq_len, n);
+    size_t wanted = o->n_new < 0 ? SIZE_MAX : (size_t)o->n_new, fits = available_memory() / (8 * c->n_layers * c->n_kv_heads * c->head_dim);
+    if (o->context <= 0 && fits < *context && fits < add(n, min_size(wanted, c->seq_len))) {
+        fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, *context);
+        if (n > (*context = fits)) die("the prompt has %zu tokens, memory holds %zu (use a shorter prompt)", n, fits);
+    }
+    size_t room = *context - n;
+    if (wanted > room && o->n_new >= 0)
+        fprintf(stderr, "run: note: the context of %zu has room for %zu tokens after the prompt, not %zu\n", *context, room, wanted);
+    *context = n + min_size(wanted, room);
+    return min_size(wanted, room);
+}
+
+static void generate(const Options *o, const Model *m, const Tokenizer *t, Prompt *p) {
+    Sampler s = {.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
+                 .top_k = (size_t)o->top_k, .state = o->seed};
+    size_t context, wanted = plan(o, m, p->n, &context), made = 0;
+    Run r;
+    Decoder d = {0};
+    new_run(&r, m, context, (size_t)o->chunk, 1);
+    new_sampler(&s, m->config.vocab_size);
+    for (size_t i = 0; i < p->n; i++) s.seen[p->ids[i]] = true;
+    print_prompt(o, t, &d, p);
+    double start = seconds(), first = start;
+    prefill(&r, p->ids, p->n, NULL, NULL);
+    const float *logits = logits_of(&r, (p->n - 1) % r.chunk, 1);
+    for (int id; made < wanted; forward(&r, &id, 1), logits = logits_of(&r, 0, 1)) {
+        id = sample(&s, logits, r.position - 1);
+        if (made++ == 0) first = seconds();
+        if (is_eos(m, id)) break;
+        s.seen[id] = true;
+        print_token(o, t, &d, id, false);
+        if (made == wanted) break;
+    }
+    double end = seconds();
+    Buffer rest = {0};
+    decode_end(&d, &rest);
+    print(rest.data, rest.size);
+    if (o->print_ids || isatty(STDOUT_FILENO)) print("\n", 1);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %llu\n", p->n,
+            per_second(p->n, (made ? first : end) - start), made, made > 1 ? per_second(made - 1, end - first) : 0,
+            (unsigned long long)o->seed);
+}
+
+// Where the logits of positions go: to a file, or to the sum of -ln p(next id) over a window's ids.
+typedef struct {
+    size_t vocab_size;
+    int fd;
+    const char *path;
+    const int *ids;  // (n)
+    size_t n;
+    double nll;
+} Sink;
+
+static void write_rows(void *sink, const float *logits, size_t position, size_t n) {
+    Sink *s = sink;
+    for (size_t i = 0; i < n * s->vocab_size; i++) check_logit(logits[i], i % s->vocab_size, position + i / s->vocab_size);
+    write_all(s->fd, logits, n * s->vocab_size * sizeof(float), s->path);
+}
+
+static void score_rows(void *sink, const float *logits, size_t position, size_t n) {
+    Sink *s = sink;
+    for (; n-- && position + 1 < s->n; position++, logits += s->vocab_size) {
+        double largest = -INFINITY, sum = 0;
+        for (size_t i = 0; i < s->vocab_size; i++) {
+            check_logit(logits[i], i, position);
+            largest = fmax(largest, (double)logits[i]);
+        }
+        for (size_t i = 0; i < s->vocab_size; i++) sum += exp((double)logits[i] - largest);
+        s->nll += largest + log(sum) - (double)logits[s->ids[position + 1]];
+    }
+}
+
+enum { LOGIT_ROWS = 16 };  // held at a time
+
+// -m logits: a row of logits for each position of the prompt. -m hidden: the hidden states, (n_layers + 1, T, dim).
+static void write_states(const Options *o, const Model *m, Prompt *p, bool hidden) {
+    context_for(o, m, p->n, p->n);
+    Run r;
+    new_run(&r, m, p->n, (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
+    size_t states = mul(mul(m->config.n_layers + 1, p->n), m->config.dim);
+    if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
+    r.hidden_rows = p->n;
+    Sink s = {.vocab_size = m->config.vocab_size, .path = o->output ? o->output : "-"};
+    s.fd = open_output(s.path);
+    double start = seconds();
+    prefill(&r, p->ids, p->n, hidden ? NULL : write_rows, &s);
+    if (hidden) write_all(s.fd, r.hidden, states * sizeof(float), s.path);
+    close_output(s.fd, s.path);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds() - start));
+}
+
+// -m perplexity: windows of the context's length, each from an empty cache, its first id being context only.
+static void perplexity(const Options *o, const Model *m, const Prompt *p) {
+    size_t context = context_for(o, m, min_size(m->config.seq_len, 2048), 0), scored = 0;
+    if (p->n < 2 || context < 2) die("a text of %zu ids in a context of %zu has nothing to score (both must be 2 or more)", p->n, context);
+    Run r;
+    new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, LOGIT_ROWS);
+    Sink s = {.vocab_size = m->config.vocab_size};
+    double start = seconds();
+    for (size_t first = 0; first < p->n; first += s.n, scored += s.n - 1) {
+        s.ids = p->ids + first;
+        s.n = min_size(context, p->n - first);
+        r.position = 0;
+        prefill(&r, s.ids, s.n, score_rows, &s);
+    }
+    printf("perplexity %.9g nll %.9g tokens %zu\n", exp(s.nll / (double)scored), s.nll / (double)scored, scored);
+    fflush(stdout);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds() - start));
+}
+
+static void detokenize(const Tokenizer *t, const Prompt *p) {
+    Buffer b = {0};
+    Decoder d = {0};
+    for (size_t i = 0; i < p->n; i++) decode(t, &d, p->ids[i], true, &b);
+    decode_end(&d, &b);
+    print(b.data, b.size);
+}
+
+// Prints a tensor's line of -m check; returns how many of its values are not finite.
+static size_t check_tensor(const Tensor *t) {
+    size_t n = t->rows * t->columns, finite = 0;
+    double low = INFINITY, high = -INFINITY, squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)((const float *)t->data)[i];
+        if (!isfinite(value)) continue;
+        low = fmin(low, value);
+        high = fmax(high, value);
+        squares += value * value;
+        finite++;
+    }
+    char name[64];
+    snprintf(name, sizeof name, t->layer < 0 ? "%s" : "%s[%d]", t->name, t->layer);
+    printf("  %-24s %7zu x %-7zu %-7s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
+           t->type == I32 ? "int32" : "float32", low, high, sqrt(squares / (double)finite), n - finite);
+    return n - finite;
+}
+
+// -m check: the header, the tensors, and the memory that a run would take.
+static void check(const Options *o, const Model *m) {
+    size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0);
+    Run r = {.model = m, .context = context, .chunk = min_size((size_t)o->chunk, context), .logit_rows = 1};
+    size_t run = lay_out(&r, NULL), cache = mul(8 * m->config.n_layers, mul(mul(m->config.n_kv_heads, m->config.head_dim), context));
+    char text[32];
+    printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
+    for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
+    printf("\ntensors\n");
+    for (size_t i = 0; i < m->n_tensors; i++) bad += check_tensor(&m->tensors[i]);
+    printf("\nmemory at a context of %zu, in chunks of %zu\n  weights %zu bytes, cache %zu, the rest %zu, together %zu\n",
+           context, r.chunk, m->file.size, cache, run - cache, add(m->file.size, run));
+    if (fflush(stdout)) die("cannot write to standard output: %s (free some space)", strerror(errno));
+    if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
+}
+
+// ---- the command line -----------------------------------------------------------------------------------------------
+
+static const char USAGE[] =
+    "usage: run MODEL [options]\n"
+    "  -m MODE   generate (default) | tokenize | detokenize | logits | hidden | perplexity | check\n"
+    "  -i TEXT   prompt                                 -t F  temperature, 0 = greedy (1.0)\n"
+    "  -f FILE   prompt from a file, - = stdin          -p F  top-p (0.9; 1 = off)\n"
+    "  -I IDS    prompt as token ids, \"1 2 3\"           -k N  top-k, 0 = off (0)\n"
+    "  -n N      tokens to generate (256; -1 = until    -s N  seed (from the clock; printed)\n"
+    "            end of text or full context)           -c N  context length\n"
+    "  -b N      prefill chunk (256)                    -j N  threads\n"
+    "  -z FILE   tokenizer                              --min-p F (0)   --repeat-penalty F (1)\n"
+    "  -o FILE   where binary output goes, - = stdout   -h, --help   --version\n"
+    "  --ids     print token ids instead of text\n";
+
+typedef struct {
+    const char *name;
+    char kind;  // 's' text, 'i' whole number, 'f' number, 'u' uint64, 'b' yes or no, 'h' and 'v' help and version
+    void *value;
+    double low, high;
+} Flag;
+
+// Sets a flag from text, which must be a number as a whole and in the flag's range.
+static void set_flag(const Flag *f, const char *text) {
+    char *end;
+    errno = 0;
+    if (f->kind == 's') {
+        *(const char **)f->value = text;
+        return;
+    }
+    double number = strtod(text, &end);
+    size_t length = strlen(text), digits = strspn(text + (*text == '-'), "0123456789");
+    bool whole = f->kind == 'f' ? end == text + length && strspn(text, "+-.0123456789eE") == length : digits + (*text == '-') == length;
+    if (!length || !digits * (f->kind != 'f') > whole || !whole) usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
+    if (f->kind == 'u') number = *text == '-' ? -1 : (*(uint64_t *)f->value = strtoull(text, NULL, 10), errno ? INFINITY : number);
+    if (!(number >= f->low && number <= f->high))
+        usage_error("%s %s is out of range, %.9g to %.9g (see run --help)", f->name, text, f->low, f->high);
+    if (f->kind != 'u') *(double *)f->value = number;
+}
+
+static void parse_options(Options *o, int argc, char **argv) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256, .temperature = 1, .top_p = 0.9, .penalty = 1,
+                   .seed = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000};
+    const Flag flags[] = {
+        {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0}, {"-I", 's', &o->ids, 0, 0},
+        {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX},
+        {"-b", 'i', &o->chunk, 1, INT_MAX}, {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024},
+        {"-k", 'i', &o->top_k, 0, INT_MAX}, {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1},
+        {"--min-p", 'f', &o->min_p, 0, 1}, {"--repeat-penalty", 'f', &o->penalty, DBL_MIN, DBL_MAX},
+        {"-s", 'u', &o->seed, 0, 0x1p64}, {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'h', NULL, 0, 0},
+        {"--help", 'h', NULL, 0, 0}, {"--version", 'v', NULL, 0, 0},
+    };
+    const Flag *const last = flags + sizeof flags / sizeof *flags;
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i], *equals = !strncmp(word, "--", 2) ? strchr(word, '=') : NULL;
+        size_t length = equals ? (size_t)(equals - word) : strlen(word);
+        const Flag *f = flags;
+        while (f < last && (strlen(f->name) != length || strncmp(f->name, word, length))) f++;
+        if (f < last && strchr("bhv", f->kind)) {
+            if (equals) usage_error("%s takes no value (see run --help)", f->name);
+            if (f->kind == 'b') *(bool *)f->value = true;
+            else exit((print(f->kind == 'h' ? USAGE : "run.c 1.0\n", f->kind == 'h' ? sizeof USAGE - 1 : 10), 0));
+        } else if (f < last) {
+            if (!equals && ++i == argc) usage_error("%s needs a value (see run --help)", f->name);
+            set_flag(f, equals ? equals + 1 : argv[i]);
+        } else if (word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
+        else if (o->model) usage_error("%s and %s are both named as the model (see run --help)", o->model, word);
+        else o->model = word;
+    }
+}
+
+typedef enum { GENERATE, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } Mode;
+
+// The mode; ends the program if the options do not go together.
+static Mode check_options(const Options *o) {
+    static const char *const names[] = {"generate", "tokenize", "detokenize", "logits", "hidden", "perplexity", "check"};
+    Mode mode = GENERATE;
+    while (mode < N_MODES && strcmp(o->mode, names[mode])) mode++;
+    bool binary = mode == LOGITS || mode == HIDDEN, no_model = mode == TOKENIZE || mode == DETOKENIZE;
+    if (mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode);
+    if (!!o->text + !!o->file + !!o->ids > 1) usage_error("more than one of -i, -f and -I is given (leave the others out)");
+    if (!o->model && !no_model) usage_error("no model is named (usage: run MODEL [options], see run --help)");
+    if (mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
+    if (mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
+    if (o->output && !binary) usage_error("-o %s is for -m logits and hidden (redirect standard output instead)", o->output);
+    if (binary && (!o->output || !strcmp(o->output, "-")) && isatty(STDOUT_FILENO))
+        usage_error("-m %s writes binary and standard output is a terminal (use -o FILE)", o->mode);
+    return mode;
+}
+
+static void set_threads(int threads) {
+#ifdef _OPENMP
+    omp_set_dynamic(0);
+    if (threads) omp_set_num_threads(threads);
+#else
+    if (threads > 1) fprintf(stderr, "run: note: -j %d has no effect, this is built without OpenMP\n", threads);
+#endif
+}
+
+#ifndef RUN_NO_MAIN
+int main(int argc, char **argv) {
+    Options o;
+    parse_options(&o, argc, argv);
+    Mode mode = check_options(&o);
+    set_threads((int)o.threads);
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    Model m = {0};
+    Tokenizer t = {0};
+    if (o.model) load_model(&m, o.model);
+    bool text = o.text || o.file || mode == DETOKENIZE || (mode == GENERATE && !o.print_ids) || (mode == CHECK && o.tokenizer);
+    if (text) load_tokenizer(&t, &o, &m);
+    if (mode == CHECK) return check(&o, &m), 0;
+    Prompt p = read_prompt(&o, &t, o.model ? m.config.vocab_size : t.n_ids);
+    if (mode != TOKENIZE && mode != DETOKENIZE && mode != PERPLEXITY) start_from_bos(&p, &m);
+    if (mode == GENERATE) generate(&o, &m, &t, &p);
+    else if (mode == LOGITS || mode == HIDDEN) write_states(&o, &m, &p, mode == HIDDEN);
+    else if (mode == PERPLEXITY) perplexity(&o, &m, &p);
+    else if (mode == DETOKENIZE) detokenize(&t, &p);
+    else for (size_t i = 0; i <= p.n; i++) i < p.n ? print_id(p.ids[i], i == 0) : print("\n", 1);
+    return 0;
+}
+#endif

@@ -1,0 +1,243 @@
+"""Checkpoints without PyTorch: writes and reads the formats that run.c reads, and computes them in float64 with numpy.
+
+    python tests/checkpoint.py MODEL "1 2 3" [ROWS] > logits     float32 logits of the (last ROWS) ids,
+    one row a position
+"""
+import struct
+import sys
+
+import numpy as np
+
+MAGIC = b"run.c\r\n\x1a"
+ALIGN = 64
+# Slot of 8 bytes -> field. Those in REAL are float64, the others int64; slot 0 is the magic, 47 to 63 are zero.
+FIELDS = dict(enumerate(
+    "version weight_type dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len tied activation "
+    "norm_kind norm_place qk_norm biases rope_dim rope_pairs n_rope_tables bos_id n_eos tokenizer_hash config_size "
+    "n_experts n_experts_used n_shared_experts expert_dim n_dense_layers router "
+    "q_lora_rank kv_lora_rank nope_head_dim v_head_dim "
+    "rms_norm_eps norm_weight_add rope_theta rope_theta_local rope_attention_factor rope_attention_factor_local "
+    "attention_scale embedding_scale residual_scale logit_scale attention_softcap logit_softcap router_scale".split(),
+    start=1))
+SLOTS = {name: slot for slot, name in FIELDS.items()}
+REAL = {name for slot, name in FIELDS.items() if slot >= 34}
+BIAS_QKV, BIAS_O, BIAS_FFN, BIAS_CLASSIFIER = 1, 2, 4, 16
+
+
+def config(**changes):
+    """A small llama's header fields, with `eos` (ids) and `config_json` (bytes); derived ones follow the changes."""
+    c = dict.fromkeys(SLOTS, 0)
+    c.update(version=1, dim=32, hidden_dim=48, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=300, seq_len=64, tied=1,
+             norm_place=5, n_rope_tables=1, bos_id=1, eos=[2], config_json=b"", rms_norm_eps=1e-5, rope_theta=1e4,
+             rope_attention_factor=1.0, rope_attention_factor_local=1.0, embedding_scale=1.0, residual_scale=1.0,
+             logit_scale=1.0)
+    c.update(changes)
+    derived = dict(head_dim=c["dim"] // max(1, c["n_heads"]), n_eos=len(c["eos"]), config_size=len(c["config_json"]))
+    c.update({k: v for k, v in derived.items() if k not in changes})
+    c.update({k: v for k, v in dict(rope_dim=c["head_dim"],
+                                    attention_scale=c["head_dim"] ** -0.5).items() if k not in changes})
+    return c
+
+
+def layout(c):
+    """(name, dtype, shape) of every tensor in the file's order (the dense llama recipe)."""
+    d, h, v = c["dim"], c["hidden_dim"], c["vocab_size"]
+    q, kv = c["n_heads"] * c["head_dim"], c["n_kv_heads"] * c["head_dim"]
+    f, i, b = "<f4", "<i4", c["biases"]
+    yield "eos_ids", i, (c["n_eos"],)
+    yield "layer_window", i, (c["n_layers"],)
+    yield "layer_rope", i, (c["n_layers"],)
+    yield "rope_freq", f, (c["n_rope_tables"], c["rope_dim"] // 2)
+    yield "token_embedding", f, (v, d)
+    for l in range(c["n_layers"]):
+        layer = [("attention_norm", (d,)), ("wq", (q, d)), ("wk", (kv, d)), ("wv", (kv, d))]
+        layer += [("bq", (q,)), ("bk", (kv,)), ("bv", (kv,))] if b & BIAS_QKV else []
+        layer += [("wo", (d, q))] + ([("bo", (d,))] if b & BIAS_O else [])
+        layer += [("ffn_norm", (d,)), ("w1", (h, d)), ("w3", (h, d)), ("w2", (d, h))]
+        layer += [("b1", (h,)), ("b3", (h,)), ("b2", (d,))] if b & BIAS_FFN else []
+        for name, shape in layer:
+            yield f"{l}.{name}", f, shape
+    yield "final_norm", f, (d,)
+    if not c["tied"]:
+        yield "classifier", f, (v, d)
+    if b & BIAS_CLASSIFIER:
+        yield "classifier_bias", f, (v,)
+
+
+def offsets(c):
+    """{name: (offset, bytes)} of every tensor and of config_json."""
+    found, at = {}, 8 * 64
+    blocks = [(name, 4 * int(np.prod(shape))) for name, _, shape in layout(c)]
+    for name, size in blocks + ([("config_json", c["config_size"])] if c["config_size"] else []):
+        at = -(-at // ALIGN) * ALIGN
+        found[name] = at, size
+        at += size
+    return found
+
+
+def tensors(c, seed=0, scale=0.4):
+    """Random tensors: norms about 1, matrices and biases normal."""
+    rng = np.random.default_rng(seed)
+    fixed = dict(eos_ids=np.array(c["eos"]), layer_window=np.zeros(c["n_layers"]), layer_rope=np.ones(c["n_layers"]),
+                 rope_freq=np.tile(frequencies(c["rope_dim"], c["rope_theta"])[:c["rope_dim"] // 2],
+                                   (c["n_rope_tables"], 1)))
+    made = {}
+    for name, dtype, shape in layout(c):
+        noise = rng.standard_normal(shape, dtype=np.float32)
+        noise = 1 + 0.1 * noise if name.endswith("norm") else scale * noise
+        made[name] = np.asarray(fixed.get(name, noise)).astype(dtype).reshape(shape)
+    return made
+
+
+def frequencies(rope_dim, theta):
+    return 1 / np.float32(theta) ** (np.arange(0, rope_dim, 2, dtype=np.float32) / np.float32(rope_dim))
+
+
+def header(c):
+    slots = bytearray(8 * 64)
+    slots[:8] = c.get("magic", MAGIC)
+    for name, slot in SLOTS.items():
+        struct.pack_into("<d" if name in REAL else "<q", slots, 8 * slot, c[name])
+    return bytes(slots)
+
+
+def pack(c, t=None, seed=0):
+    """The checkpoint as bytes."""
+    t = tensors(c, seed) if t is None else t
+    out = bytearray(header(c))
+    for name, (at, _) in offsets(c).items():
+        out += bytes(at - len(out)) + (c["config_json"] if name == "config_json" else t[name].tobytes())
+    return bytes(out)
+
+
+def write(path, c=None, t=None, seed=0):
+    """Writes a checkpoint and returns its config and tensors."""
+    c = c or config()
+    t = tensors(c, seed) if t is None else t
+    with open(path, "wb") as f:
+        f.write(pack(c, t))
+    return c, t
+
+
+def read(path):
+    """The config and tensors of a checkpoint."""
+    with open(path, "rb") as f:
+        data = f.read()
+    assert data[:8] == MAGIC
+    c = {name: struct.unpack_from("<d" if name in REAL else "<q", data, 8 * slot)[0] for name, slot in SLOTS.items()}
+    places = offsets(c)
+    t = {name: np.frombuffer(data, dtype, int(np.prod(shape)), places[name][0]).reshape(shape)
+         for name, dtype, shape in layout(c)}
+    at, size = places.get("config_json", (0, 0))
+    return {**c, "eos": t["eos_ids"].tolist(), "config_json": data[at:at + size]}, t
+
+
+def successor_model(path, follow, dim=64, **changes):
+    """A model whose likeliest next id is follow[id]; an id not in follow has itself next.
+
+    Attention and FFN add nothing; the classifier's row of follow[id] points along the embedding of id."""
+    c = config(**{**dict(dim=dim, hidden_dim=16, n_layers=1, tied=0), **changes})
+    t = tensors(c, 3)
+    t["0.wo"] *= 0
+    t["0.w2"] *= 0
+    rows = t["token_embedding"] / np.linalg.norm(t["token_embedding"], axis=1, keepdims=True)
+    t["token_embedding"] = rows
+    t["final_norm"] = np.ones_like(t["final_norm"])
+    t["classifier"] = np.zeros_like(rows)
+    for i in range(c["vocab_size"]):
+        t["classifier"][follow.get(i, i)] += 4 * rows[i]
+    return write(path, c, t)
+
+
+# llama2.c's files: adjacent pairs are rotated; eps 1e-5, theta 1e4, BOS 1, stop at 1 and 2.
+
+def llama2c_config(**changes):
+    return config(**{**dict(rope_pairs=1, eos=[1, 2]), **changes})
+
+
+def write_llama2c(path, c, t, version=0):
+    """Writes llama2.c's legacy (0) or version 1 file."""
+    shape = [c[k] for k in "dim hidden_dim n_layers n_heads n_kv_heads vocab_size seq_len".split()]
+    each = lambda *names: [t[f"{l}.{name}"] for name in names for l in range(c["n_layers"])]
+    if version == 0:
+        head = struct.pack("<7i", *shape[:5], shape[5] if c["tied"] else -shape[5], shape[6])
+        table = [np.zeros((c["seq_len"], c["head_dim"] // 2), "<f4")] * 2     # cosines and sines, which readers ignore
+        blocks = [t["token_embedding"], *each("attention_norm"), *each("wq", "wk", "wv", "wo"), *each("ffn_norm"),
+                  *each("w1", "w2", "w3"), t["final_norm"], *table]
+    else:
+        head = struct.pack("<2I7iB", 0x616B3432, 1, *shape, c["tied"]).ljust(256, b"\0")
+        blocks = [*each("attention_norm", "ffn_norm"), t["final_norm"], t["token_embedding"],
+                  *each("wq", "wk", "wv", "wo", "w1", "w2", "w3")]
+    blocks += [] if c["tied"] else [t["classifier"]]
+    with open(path, "wb") as f:
+        f.write(head + b"".join(b.astype("<f4").tobytes() for b in blocks))
+
+
+def write_llama2c_tokenizer(path, n=300, extra=()):
+    """Writes llama2.c's tokenizer.bin: unknown, BOS, EOS, 256 bytes, then `extra` pieces and made ones up to n ids."""
+    pieces = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{b:02X}>" for b in range(256)), *extra]
+    fill = " abcdefghijklmnopqrstuvwxyz.,!?" + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    pieces += [x for x in fill if x not in pieces]
+    pieces += [f"w{i}" for i in range(len(pieces), n)]
+    pieces = pieces[:n]
+    with open(path, "wb") as f:
+        f.write(struct.pack("<I", max(len(p.encode()) for p in pieces)))
+        for i, piece in enumerate(pieces):
+            f.write(struct.pack("<fi", 0.0 if i < 259 else -float(i - 259), len(piece.encode())) + piece.encode())
+    return pieces
+
+
+# The model in float64.
+
+def rms_norm(x, weight, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def rotate(x, c, freq):
+    """x (T, heads, head_dim): pairs turned by position times frequency."""
+    half = c["rope_dim"] // 2
+    angle = np.arange(len(x))[:, None] * freq.astype(np.float64)[None]             # (T, rope_dim / 2)
+    cos, sin = (f(angle)[:, None] * c["rope_attention_factor"] for f in (np.cos, np.sin))
+    pair = (slice(0, half), slice(half, 2 * half)) if not c["rope_pairs"] else (slice(0, 2 * half, 2),
+        slice(1, 2 * half, 2))
+    out = x.copy()
+    out[..., pair[0]] = x[..., pair[0]] * cos - x[..., pair[1]] * sin
+    out[..., pair[1]] = x[..., pair[1]] * cos + x[..., pair[0]] * sin
+    return out
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def forward(c, t, ids):
+    """Logits (T, vocab_size) and hidden states (n_layers + 1, T, dim), as output_hidden_states gives them."""
+    t = {name: value.astype(np.float64) for name, value in t.items()}
+    get = lambda l, name: t.get(f"{l}.{name}", 0.0)
+    heads = lambda x, n: x.reshape(len(ids), n, c["head_dim"])
+    group, mask = c["n_heads"] // c["n_kv_heads"], np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
+    x = t["token_embedding"][np.asarray(ids)]
+    hidden = [x]
+    for l in range(c["n_layers"]):
+        a = rms_norm(x, t[f"{l}.attention_norm"], c["rms_norm_eps"])
+        q, k, v = (a @ t[f"{l}.w{s}"].T + get(l, f"b{s}") for s in "qkv")
+        q = rotate(heads(q, c["n_heads"]), c, t["rope_freq"][0])
+        k = np.repeat(rotate(heads(k, c["n_kv_heads"]), c, t["rope_freq"][0]), group, axis=1)
+        v = np.repeat(heads(v, c["n_kv_heads"]), group, axis=1)
+        weight = softmax(np.einsum("ihd,jhd->hij", q, k) * c["attention_scale"] + mask)
+        x = x + np.einsum("hij,jhd->ihd", weight, v).reshape(len(ids), -1) @ t[f"{l}.wo"].T + get(l, "bo")
+        a = rms_norm(x, t[f"{l}.ffn_norm"], c["rms_norm_eps"])
+        gate = a @ t[f"{l}.w1"].T + get(l, "b1")
+        x = x + (gate / (1 + np.exp(-gate)) * (a @ t[f"{l}.w3"].T + get(l, "b3"))) @ t[f"{l}.w2"].T + get(l, "b2")
+        hidden.append(x)
+    hidden[-1] = rms_norm(x, t["final_norm"], c["rms_norm_eps"])
+    logits = hidden[-1] @ t.get("classifier", t["token_embedding"]).T + t.get("classifier_bias", 0.0)
+    return logits, np.stack(hidden)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
+    logits, _ = forward(*read(sys.argv[1]), [int(i) for i in sys.argv[2].split()])
+    sys.stdout.buffer.write(logits[-int(sys.argv[3]) if sys.argv[3:] else 0 :].astype("<f4").tobytes())

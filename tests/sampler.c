@@ -1,0 +1,48 @@
+// The sampler of run.c as a filter: reads records of settings, history and logits, writes the probabilities after all
+// filters and the ids drawn. tests/test_sampler.py makes the records.
+#define RUN_NO_MAIN
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "../run.c"
+
+typedef struct {
+    double temperature, top_p, min_p, penalty;
+    int32_t top_k, vocab_size, history, draws;  // then int32 (history) and float32 logits (vocab_size)
+    uint64_t seed;
+} Request;
+
+static bool get(void *data, size_t size, size_t count) { return fread(data, size, count, stdin) == count; }
+
+// Answers int32 vocab_size and draws, float64 probabilities (vocab_size), int32 ids (draws).
+static void answer(const Request *q, const int32_t *history, const float *logits) {
+    size_t n = (size_t)q->vocab_size, draws = (size_t)q->draws;
+    Sampler s = {.temperature = q->temperature, .top_p = q->top_p, .min_p = q->min_p, .penalty = q->penalty,
+                 .top_k = (size_t)q->top_k, .state = q->seed};
+    new_sampler(&s, n);
+    for (int i = 0; i < q->history; i++) s.seen[history[i]] = true;
+    int best = penalize(&s, logits, 0);
+    if (s.temperature > 0) filter(&s, s.logits[best]);
+    else s.weights[best] = 1;
+    double total = 0;
+    for (size_t i = 0; i < n; i++) total += s.weights[i];
+    for (size_t i = 0; i < n; i++) s.weights[i] /= total;
+    double *p = memcpy(allocate(n, sizeof *p, "probabilities"), s.weights, n * sizeof *p);
+    int32_t *drawn = allocate(draws, sizeof *drawn, "draws"), sizes[2] = {q->vocab_size, q->draws};
+    for (size_t i = 0; i < draws; i++) drawn[i] = sample(&s, logits, 0);
+    fwrite(sizes, sizeof sizes, 1, stdout);
+    fwrite(p, sizeof *p, n, stdout);
+    fwrite(drawn, sizeof *drawn, draws, stdout);
+    free(s.seen), free(s.logits), free(s.candidates), free(s.weights), free(p), free(drawn);
+}
+
+int main(void) {
+    Request q;
+    while (get(&q, sizeof q, 1)) {
+        int32_t *history = allocate((size_t)q.history, sizeof *history, "history");
+        float *logits = allocate((size_t)q.vocab_size, sizeof *logits, "logits");
+        if (!get(history, sizeof *history, (size_t)q.history) || !get(logits, sizeof *logits, (size_t)q.vocab_size))
+            die("a record ends early (see tests/test_sampler.py)");
+        answer(&q, history, logits);
+        free(history), free(logits);
+    }
+    return 0;
+}
