@@ -28,8 +28,9 @@ import numpy as np
 # The header: 64 slots of 8 bytes, the magic, then int64 fields, from rms_norm_eps on float64; the others are 0.
 MAGIC, HEADER_SIZE, ALIGNMENT, MAX_SHARD = b"run.c\r\n\x1a", 512, 64, "5GB"
 SLOTS = {name: slot for first, names in (
-    (0, "magic version weight_type dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len tied activation"),
-    (13, "norm_kind norm_place qk_norm biases rope_dim rope_pairs n_rope_tables bos_id n_eos tokenizer_hash config_size"),
+    (0, "magic version weight_type dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len"),
+    (11, "tied activation norm_kind norm_place qk_norm biases rope_dim rope_pairs n_rope_tables"),
+    (20, "bos_id n_eos tokenizer_hash config_size"),
     (24, "n_experts n_experts_used n_shared_experts expert_dim n_dense_layers router"),
     (30, "q_lora_rank kv_lora_rank nope_head_dim v_head_dim"),
     (34, "rms_norm_eps norm_weight_add rope_theta rope_theta_local rope_attention_factor rope_attention_factor_local"),
@@ -134,9 +135,10 @@ def replacing(path):
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if temporary.exists():
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -224,7 +226,7 @@ def describe(c, stops):
         fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, rms_norm_eps "
              f"{c.rms_norm_eps} (a multiple, an even number and at least 0 are expected)")
     if window is not None and window < h["seq_len"] or set(getattr(c, "layer_types", None) or ()) - {"full_attention"}:
-        fail(f"config: sliding_window {window} below max_position_embeddings {h['seq_len']} (full attention only)")
+        fail(f"config: sliding_window {window} of {h['seq_len']} positions, or layer_types (full attention only)")
     if bad := [i for i in [*stops, *([] if bos is None else [bos])] if type(i) is not int or not 0 <= i < c.vocab_size]:
         fail(f"bos or eos {listing(bad)} is outside the vocabulary of {c.vocab_size}")
     return (h, table) if len(stops) <= 16 else fail(f"{len(stops)} end-of-text ids: {listing(stops)} (at most 16)")
@@ -395,7 +397,8 @@ def open_gguf(path):
     get("tensor_data_layout"), get("rope.scaling.finetuned")
     if unknown := [key for key in fields if key.startswith(arch + ".") and fields[key] not in (0, 1, "")]:
         fail(f"{path}: {listing(f'{key} = {fields[key]}' for key in unknown)} (run.c has no such variant)")
-    factors = read("rope_freqs.weight") if shapes.pop("rope_freqs.weight", None) else None
+    factors = read("rope_freqs.weight") if "rope_freqs.weight" in shapes else None
+    shapes.pop("rope_freqs.weight", None)
     if factors is not None and np.allclose(factors, gguf_factors(rope, head_dim, factors.max()), rtol=1e-5):
         rope, factors = rope | LLAMA3 | dict(factor=float(factors.max())), None
     stops = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
@@ -426,7 +429,8 @@ def open_torch(path):
     """llama2.c's .pt, or Meta's folder of params.json and consolidated.NN.pth; q and k in adjacent pairs."""
     import torch
     is_meta, shards = path.is_dir(), []
-    for file in sorted(path.glob("consolidated.*.pth")) if is_meta else [path]:
+    files = sorted(path.glob("consolidated.*.pth")) if is_meta else [path]
+    for file in files:
         with reading(file):
             shards.append(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)))
     p = read_json(path / "params.json") if is_meta else shards[0]["model_args"]
@@ -436,7 +440,7 @@ def open_torch(path):
         fail(f"{path}: parameters {listing(unknown)} (run.c has no such variant)")
     n, first, dim = len(shards), shards[0], p["dim"]
     wanted = dim // len(first["layers.0.attention.wq.weight"])
-    if n != wanted or is_meta and not (path / f"consolidated.{n - 1:02d}.pth").exists():
+    if is_meta and [file.name for file in files] != [f"consolidated.{i:02d}.pth" for i in range(wanted)]:
         fail(f"{path} holds {n} shards of {wanted} (consolidated.00.pth to {wanted - 1:02d} are expected)")
 
     def axis(name):
@@ -451,16 +455,17 @@ def open_torch(path):
 
     shapes = {name: tuple(size * (n if i == axis(name) else 1) for i, size in enumerate(tensor.shape))
               for name, tensor in first.items()}
-    vocab_size, theta, scaled = shapes["tok_embeddings.weight"][0], p.get("rope_theta", 10000.0), p.get("use_scaled_rope")
-    llama3 = vocab_size >= 128256
+    vocab_size = shapes["tok_embeddings.weight"][0]
+    llama3, theta, scaled = vocab_size >= 128256, p.get("rope_theta", 10000.0), p.get("use_scaled_rope")
     bos, stops = (128000, [128001, 128008, 128009]) if llama3 else (1, [2] if is_meta else [1, 2])
     seq_len = p.get("max_seq_len") or (131072 if scaled else 8192 if llama3 else 16384 if theta > 1e5 else 4096)
     if "max_seq_len" not in p:
         note(f"{path} does not say the context length: {seq_len} is taken")
     return Source(synthesize(
-        "llama", hidden_size=dim, intermediate_size=shapes["layers.0.feed_forward.w1.weight"][0], head_dim=None,
-        num_hidden_layers=p["n_layers"], num_attention_heads=p["n_heads"], num_key_value_heads=p.get("n_kv_heads"),
-        rope_parameters=dict(rope_theta=theta) | (LLAMA3 | dict(factor=p.get("rope_scale_factor", 8)) if scaled else {}),
+        "llama", hidden_size=dim, intermediate_size=shapes["layers.0.feed_forward.w1.weight"][0],
+        head_dim=dim // p["n_heads"], num_hidden_layers=p["n_layers"], num_attention_heads=p["n_heads"],
+        num_key_value_heads=p.get("n_kv_heads") or p["n_heads"],
+        rope_parameters=dict(rope_theta=theta) | (scaled and LLAMA3 | dict(factor=p.get("rope_scale_factor", 8)) or {}),
         rms_norm_eps=p.get("norm_eps", 1e-5), tie_word_embeddings=True, vocab_size=vocab_size, bos_token_id=bos,
         eos_token_id=stops, max_position_embeddings=seq_len, attention_bias=False, mlp_bias=False),
         {}, shapes, read, META, adjacent=True)
@@ -514,8 +519,9 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{path} is not a run.c checkpoint of version 1 (a llama2.c model: export its .pt first)")
     h = {name: h[name][0].item() for name in SLOTS}
     data = np.memmap(path, mode="c")
-    arrays = {(name, layer): data[offset:][:math.prod(shape) * np.dtype(kind).itemsize].view(kind).reshape(shape)
-              for name, layer, shape, kind, offset in layout(h)}
+    with reading(path):
+        arrays = {(name, layer): data[offset:][:math.prod(shape) * np.dtype(kind).itemsize].view(kind).reshape(shape)
+                  for name, layer, shape, kind, offset in layout(h)}
     if not h["config_size"]:
         fail(f"{path} carries no config.json (export it again)")
     stops = arrays["eos_ids", None].tolist()
@@ -537,6 +543,7 @@ def to_hugging_face(folder, path, tokenizer):
             {tensor_name(HUGGING_FACE, *key): torch.from_numpy(array) for key, array in arrays.items()
              if len(TENSORS.get(key[0], ())) > 3}, temporary, max_shard_size=MAX_SHARD)
         rope = config["rope_parameters"]  # in both spellings: for transformers 4, and what builds on it, too
+        config.pop("torch_dtype", None)
         config |= dict(dtype="float32", rope_theta=rope["rope_theta"])
         config |= {} if rope["rope_type"] == "default" else dict(rope_scaling=rope)
         for name, value in dict(config=config, generation_config=dict(
@@ -553,18 +560,20 @@ def to_hugging_face(folder, path, tokenizer):
 
 def export(source, path):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
-    with replacing(path) as temporary:
-        write_model(open_source(source), temporary, tokenizer_hash(source))
-    write_tokenizer(source, path.with_name(path.stem + ".tokenizer.bin"))
+    if path.exists() and path.samefile(source):
+        fail(f"{path} is the source itself (give another name)")
+    with replacing(path) as model, replacing(path.with_name(path.stem + ".tokenizer.bin")) as tokenizer:
+        write_tokenizer(source, tokenizer)
+        write_model(open_source(source), model, tokenizer_hash(source))
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(prog="export.py", description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", metavar="SOURCE model.bin", help="what to read, what to write")
     parser.add_argument("--tokenizer", action="store_true", help="SOURCE tokenizer.bin: write the tokenizer only")
     parser.add_argument("--hf", metavar="DIR", help="model.bin: write it as a Hugging Face folder")
     parser.add_argument("--from", metavar="SOURCE", dest="tokenizer_source", help="with --hf: whose tokenizer to copy")
-    a = parser.parse_args()
+    a = parser.parse_args(arguments)
     if len(a.paths) != (1 if a.hf else 2) or a.hf and a.tokenizer or a.tokenizer_source and not a.hf:
         parser.error("SOURCE model.bin, --tokenizer SOURCE tokenizer.bin, or --hf DIR model.bin [--from SOURCE]")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -572,10 +581,11 @@ def main():
         if a.hf:
             to_hugging_face(Path(a.hf), Path(a.paths[0]), a.tokenizer_source and find_source(a.tokenizer_source))
         elif a.tokenizer:
-            write_tokenizer(find_source(a.paths[0]), Path(a.paths[1])) or fail(f"{a.paths[0]} has no tokenizer")
+            with replacing(Path(a.paths[1])) as temporary:
+                write_tokenizer(find_source(a.paths[0]), temporary) or fail(f"{a.paths[0]} has no tokenizer")
         else:
             export(find_source(a.paths[0]), Path(a.paths[1]))
-    except (ExportError, OSError) as error:
+    except (ExportError, OSError, MemoryError) as error:
         sys.exit(f"export.py: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

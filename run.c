@@ -1,10 +1,10 @@
 /* run.c: inference for LLaMA-style decoders, in one file:  ./run model.bin -i "Once upon a time"
  *
  * It reads in the order data flows: errors and memory, vectors of 16 lanes, the checkpoint (its tables are the format's
- * specification), kernels, attention, the forward pass, the tokenizer, the sampler, the modes, main. Arrays are row-major;
- * a comment such as (T, n_heads, head_dim) gives a shape in the names of the header's fields, T being the number of tokens
- * that one call of forward() takes. Every sum has one fixed order, whatever the number of threads or the size of T: the
- * same tokens give the same logits to the last bit. Not here: training, GPUs, quantized weights, mixture of experts. */
+ * specification), kernels, attention, the forward pass, the tokenizer, the sampler, the modes, main. Arrays are
+ * row-major; a comment such as (T, n_heads, head_dim) gives a shape in the names of the header's fields, T being the
+ * number of tokens that one call of forward() takes. Every sum has one fixed order, whatever the number of threads or
+ * the size of T: the same tokens give the same logits to the last bit. Not here: training, GPUs, quantized weights. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -33,9 +33,7 @@
 
 static char unfinished[PATH_MAX];  // name of the output file being written, removed if its end is not reached
 
-static void remove_unfinished(void) {
-    if (unfinished[0]) unlink(unfinished);
-}
+static void remove_unfinished(void) { if (unfinished[0]) unlink(unfinished); }
 
 // Prints one line on stderr (control characters that a value brings along become '?') and ends the program.
 __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, const char *format, ...) {
@@ -48,7 +46,7 @@ __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, con
     remove_unfinished();
     exit(status);
 }
-#define die(...) fail(1, __VA_ARGS__)          // bad data, failed input or output: "what is wrong, with the value (what to do)"
+#define die(...) fail(1, __VA_ARGS__)          // bad data or failed input and output: what is wrong (what to do)
 #define usage_error(...) fail(2, __VA_ARGS__)  // a wrong command line
 
 // Size arithmetic that cannot wrap.
@@ -56,12 +54,10 @@ static size_t mul(size_t a, size_t b) {
     if (__builtin_mul_overflow(a, b, &a)) die("a size overflows 64 bits: %zu times more (the file is damaged)", b);
     return a;
 }
-
 static size_t add(size_t a, size_t b) {
     if (__builtin_add_overflow(a, b, &a)) die("a size overflows 64 bits: %zu bytes more (the file is damaged)", b);
     return a;
 }
-
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t round_up(size_t a, size_t unit) { return add(a, unit - 1) / unit * unit; }
 
@@ -73,10 +69,7 @@ static void *allocate(size_t count, size_t size, const char *what) {
     return block;
 }
 
-typedef struct {
-    unsigned char *data;
-    size_t size, room;
-} Buffer;
+typedef struct { unsigned char *data; size_t size, room; } Buffer;
 
 // Appends n bytes, growing the buffer by doubling.
 static void append(Buffer *b, const void *bytes, size_t n) {
@@ -89,16 +82,12 @@ static void append(Buffer *b, const void *bytes, size_t n) {
     b->size += n;
 }
 
-typedef struct {
-    const unsigned char *data;
-    size_t size;
-    const char *path;
-} File;
+typedef struct { const unsigned char *data; size_t size; const char *path; } File;
 
 // Maps a whole regular file, read-only: processes that use the same file share its memory.
 static File map_file(const char *path) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &info)) die("cannot open %s: %s (check the path)", path, strerror(errno));
     if (!S_ISREG(info.st_mode)) die("%s is not a regular file (name one: it is mapped into memory)", path);
     if (info.st_size <= 0) die("%s is empty, 0 bytes (export or copy it again)", path);
@@ -110,8 +99,8 @@ static File map_file(const char *path) {
 }
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
-// A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree, which fixes the
-// result whatever the machine has. It has WIDTH lanes a register; TILE_T tokens by TILE_R weight rows fill its registers.
+// A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree: this fixes the result
+// on any machine. One has WIDTH lanes a register; TILE_T tokens by TILE_R rows of weights are what its registers hold.
 
 #if defined __AVX512F__
 enum { WIDTH = 16, TILE_T = 6, TILE_R = 4 };
@@ -124,7 +113,6 @@ enum { LANES = 16, PARTS = LANES / WIDTH };
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
-
 typedef float Vec __attribute__((vector_size(4 * WIDTH)));
 typedef float LooseVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));  // anywhere in memory
 
@@ -151,14 +139,11 @@ INLINE float fast_exp(float x) {
     static const float taylor[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f};
     float clamped = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
     float shifted = __builtin_fmaf(clamped, 1.44269504f, 0x1.8p23f);  // its low bits are now n = round(x / ln 2)
-    float n = shifted - 0x1.8p23f;
-    float r = __builtin_fmaf(n, -0x1.62e4p-1f, clamped);  // ln 2 in two parts, the first exact when multiplied by n
-    r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, r);
-    float p = taylor[0];
+    float n = shifted - 0x1.8p23f, p = taylor[0];
+    float r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, __builtin_fmaf(n, -0x1.62e4p-1f, clamped));  // ln 2 in two parts
     UNROLL for (int i = 1; i < 6; i++) p = __builtin_fmaf(r, p, taylor[i]);
     p = __builtin_fmaf(r * r, p, r) + 1.0f;
-    union { float f; uint32_t u; } bits = {shifted}, power;
-    power.u = (bits.u + 127) << 23;
+    union { float f; uint32_t u; } bits = {shifted}, power = {.u = (bits.u + 127) << 23};
     return x < -87.0f ? 0.0f : p * power.f;
 }
 
@@ -166,86 +151,76 @@ INLINE float fast_exp(float x) {
 // One flat little-endian file, used in place. These tables are its specification; loading and `-m check` follow them.
 //
 // Header: 64 slots of 8 bytes. Slot 0 is the magic "run.c\r\n\x1a"; then one field a slot in the order of HEADER, as
-// uint64 (COUNT), int64 (INT) or float64 (REAL); the slots left are 0. The range is what this program supports; values
-// that are described but outside it belong to the format and are refused.
+// uint64 (COUNT), int64 (INT) or float64 (REAL), with the smallest and largest value that this program supports (others
+// that are described belong to the format and are refused); the slots left are 0.
 
-#define HEADER(COUNT, INT, REAL)                                                                                         \
-    COUNT(version, 1, 1) COUNT(weight_type, 0, 0)    /* 0 float32, 1 bfloat16 */                                         \
-    COUNT(dim, 1, INT_MAX) COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)            \
-    COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX)   \
-    COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) /* longest context */                                       \
-    COUNT(tied, 0, 1)                                /* 1: the classifier is the token embedding */                      \
-    COUNT(activation, 0, 0)                          /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                \
-    COUNT(norm_kind, 0, 0)                           /* 0 RMSNorm, 1 LayerNorm */                                        \
-    COUNT(norm_place, 5, 5)                          /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both */ \
-                                                     /* sublayers in parallel */                                         \
-    COUNT(qk_norm, 0, 0)                             /* 1 per head, 2 over the projection, 3 as 1, a weight per head */  \
-    COUNT(biases, 0, 7)                              /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */ \
-    COUNT(rope_dim, 2, INT_MAX)                      /* elements of a head that are rotated */                           \
-    COUNT(rope_pairs, 0, 1)                          /* 0: element i with i + rope_dim / 2, 1: 2i with 2i + 1 */         \
-    COUNT(n_rope_tables, 1, 1) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */         \
-    COUNT(tokenizer_hash, 0, UINT64_MAX)             /* fingerprint of the tokenizer, 0: unknown */                      \
-    COUNT(config_size, 0, INT_MAX)                   /* bytes of the source's config.json */                             \
-    COUNT(n_experts, 0, 0) COUNT(n_experts_used, 0, 0) COUNT(n_shared_experts, 0, 0) COUNT(expert_dim, 0, 0)             \
-    COUNT(n_dense_layers, 0, 0) COUNT(router, 0, 0) /* mixture of experts */ COUNT(q_lora_rank, 0, 0)                    \
-    COUNT(kv_lora_rank, 0, 0) COUNT(nope_head_dim, 0, 0) COUNT(v_head_dim, 0, 0) /* latent attention (MLA) */            \
-    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 0) /* 1: norms multiply by 1 + weight */                           \
-    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, 0) /* bases of rope_freq's tables, for people */              \
-    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1, 1) /* of cosine and sine (YaRN) */       \
-    REAL(attention_scale, 1e-9, 1e9)                 /* of q . k, usually head_dim ** -0.5 */                            \
-    REAL(embedding_scale, 1, 1) REAL(residual_scale, 1, 1) REAL(logit_scale, 1, 1)                                       \
-    REAL(attention_softcap, 0, 0) REAL(logit_softcap, 0, 0) REAL(router_scale, 0, 0) /* 0: none */
+#define HEADER(COUNT, INT, REAL)                                                                                       \
+    COUNT(version, 1, 1) COUNT(weight_type, 0, 0) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
+    COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
+    COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX) \
+    COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) /* longest context */                                     \
+    COUNT(tied, 0, 1)           /* 1: the classifier is the token embedding */                                         \
+    COUNT(activation, 0, 0)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
+    COUNT(norm_kind, 0, 0)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
+    COUNT(norm_place, 5, 5)     /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */      \
+    COUNT(qk_norm, 0, 0)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
+    COUNT(biases, 0, 7)         /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
+    COUNT(rope_dim, 2, INT_MAX) /* elements of a head that are rotated */                                              \
+    COUNT(rope_pairs, 0, 1)     /* 0: element i with i + rope_dim / 2, 1: 2i with 2i + 1 */                            \
+    COUNT(n_rope_tables, 1, 1) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
+    COUNT(tokenizer_hash, 0, UINT64_MAX) /* fingerprint, 0: unknown */ COUNT(config_size, 0, INT_MAX) /* bytes */      \
+    COUNT(n_experts, 0, 0) COUNT(n_experts_used, 0, 0) COUNT(n_shared_experts, 0, 0) COUNT(expert_dim, 0, 0)           \
+    COUNT(n_dense_layers, 0, 0) COUNT(router, 0, 0) /* mixture of experts */ COUNT(q_lora_rank, 0, 0)                  \
+    COUNT(kv_lora_rank, 0, 0) COUNT(nope_head_dim, 0, 0) COUNT(v_head_dim, 0, 0) /* latent attention (MLA) */          \
+    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 0) /* 1: norms multiply by 1 + weight */                         \
+    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, 0) /* bases of rope_freq's tables, for people */            \
+    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1, 1) /* of cosine and sine (YaRN) */     \
+    REAL(attention_scale, 1e-9, 1e9) /* of q . k, usually head_dim ** -0.5 */ REAL(embedding_scale, 1, 1)              \
+    REAL(residual_scale, 1, 1) REAL(logit_scale, 1, 1) REAL(attention_softcap, 0, 0) /* 0: none */                     \
+    REAL(logit_softcap, 0, 0) /* 0: none */ REAL(router_scale, 0, 0)
 
 // Tensors follow, row-major, each at the next multiple of 64 bytes from the start of the file, in this order. W is float32
 // or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last comes the source's
 // config.json, which run.c does not read.      TENSOR(name, type, present if, rows, columns)
-#define TENSORS_FIRST(TENSOR)                                                                                            \
-    TENSOR(eos_ids, I32, c->n_eos, 1, c->n_eos)                                                                          \
-    TENSOR(layer_window, I32, 1, 1, c->n_layers)     /* positions that a token sees, 0: all */                           \
-    TENSOR(layer_rope, I32, 1, 1, c->n_layers)       /* the layer's table of rope_freq from 1, 0: no rotation */         \
-    TENSOR(rope_freq, F32, 1, c->n_rope_tables, c->rope_dim / 2) /* radians per position */                              \
+
+#define TENSORS_FIRST(TENSOR)                                                                                          \
+    TENSOR(eos_ids, I32, c->n_eos, 1, c->n_eos)                                                                        \
+    TENSOR(layer_window, I32, 1, 1, c->n_layers)   /* positions that a token sees, 0: all */                           \
+    TENSOR(layer_rope, I32, 1, 1, c->n_layers)     /* the layer's table of rope_freq from 1, 0: no rotation */         \
+    TENSOR(rope_freq, F32, 1, c->n_rope_tables, c->rope_dim / 2) /* radians per position */                            \
     TENSOR(token_embedding, W, 1, c->vocab_size, c->dim)
-#define NORM(TENSOR, name, present) /* and its bias */                                                                   \
+#define NORM(TENSOR, name, present) /* and its bias */                                                                 \
     TENSOR(name, F32, present, 1, c->dim) TENSOR(name##_bias, F32, (present) && (c->biases & 8), 1, c->dim)
-#define TENSORS_OF_LAYER(TENSOR) /* all of these for each layer */                                                       \
-    NORM(TENSOR, attention_norm, c->norm_place & 1)                                                                      \
-    TENSOR(wq, W, 1, q_dim, c->dim) TENSOR(wk, W, 1, kv_dim, c->dim) TENSOR(wv, W, 1, kv_dim, c->dim)                    \
-    TENSOR(bq, F32, c->biases & 1, 1, q_dim) TENSOR(bk, F32, c->biases & 1, 1, kv_dim)                                   \
-    TENSOR(bv, F32, c->biases & 1, 1, kv_dim)                                                                            \
-    TENSOR(q_norm, F32, c->qk_norm, c->qk_norm == 1 ? 1 : c->n_heads, c->head_dim)                                       \
-    TENSOR(k_norm, F32, c->qk_norm, c->qk_norm == 1 ? 1 : c->n_kv_heads, c->head_dim)                                    \
-    TENSOR(wo, W, 1, c->dim, q_dim) TENSOR(bo, F32, c->biases & 2, 1, c->dim)                                            \
-    NORM(TENSOR, attention_post_norm, c->norm_place & 2) NORM(TENSOR, ffn_norm, c->norm_place & 4)                       \
-    TENSOR(w1, W, 1, c->hidden_dim, c->dim) /* gate */ TENSOR(w3, W, 1, c->hidden_dim, c->dim) /* up */                  \
-    TENSOR(w2, W, 1, c->dim, c->hidden_dim) /* down */ TENSOR(b1, F32, c->biases & 4, 1, c->hidden_dim)                  \
-    TENSOR(b3, F32, c->biases & 4, 1, c->hidden_dim) TENSOR(b2, F32, c->biases & 4, 1, c->dim)                           \
+#define TENSORS_OF_LAYER(TENSOR) /* all of these for each layer */                                                     \
+    NORM(TENSOR, attention_norm, c->norm_place & 1)                                                                    \
+    TENSOR(wq, W, 1, q_dim, c->dim) TENSOR(wk, W, 1, kv_dim, c->dim) TENSOR(wv, W, 1, kv_dim, c->dim)                  \
+    TENSOR(bq, F32, c->biases & 1, 1, q_dim) TENSOR(bk, F32, c->biases & 1, 1, kv_dim)                                 \
+    TENSOR(bv, F32, c->biases & 1, 1, kv_dim)                                                                          \
+    TENSOR(q_norm, F32, c->qk_norm, c->qk_norm == 1 ? 1 : c->n_heads, c->head_dim)                                     \
+    TENSOR(k_norm, F32, c->qk_norm, c->qk_norm == 1 ? 1 : c->n_kv_heads, c->head_dim)                                  \
+    TENSOR(wo, W, 1, c->dim, q_dim) TENSOR(bo, F32, c->biases & 2, 1, c->dim)                                          \
+    NORM(TENSOR, attention_post_norm, c->norm_place & 2) NORM(TENSOR, ffn_norm, c->norm_place & 4)                     \
+    TENSOR(w1, W, 1, c->hidden_dim, c->dim) /* gate */ TENSOR(w3, W, 1, c->hidden_dim, c->dim) /* up */                \
+    TENSOR(w2, W, 1, c->dim, c->hidden_dim) /* down */ TENSOR(b1, F32, c->biases & 4, 1, c->hidden_dim)                \
+    TENSOR(b3, F32, c->biases & 4, 1, c->hidden_dim) TENSOR(b2, F32, c->biases & 4, 1, c->dim)                         \
     NORM(TENSOR, ffn_post_norm, c->norm_place & 8)
-#define TENSORS_LAST(TENSOR)                                                                                             \
-    NORM(TENSOR, final_norm, 1) TENSOR(classifier, W, !c->tied, c->vocab_size, c->dim)                                   \
+#define TENSORS_LAST(TENSOR)                                                                                           \
+    NORM(TENSOR, final_norm, 1) TENSOR(classifier, W, !c->tied, c->vocab_size, c->dim)                                 \
     TENSOR(classifier_bias, F32, c->biases & 16, 1, c->vocab_size)
 
-enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64 };
+enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1 };
 static const char MAGIC[8] = {'r', 'u', 'n', '.', 'c', '\r', '\n', 0x1a};
 typedef enum { F32, I32, BF16 } Type;
 
-// The header as it stands in the file.
-typedef struct {
-    char magic[8];
 #define COUNT_MEMBER(name, low, high) size_t name;
 #define INT_MEMBER(name, low, high) int64_t name;
 #define REAL_MEMBER(name, low, high) double name;
-    HEADER(COUNT_MEMBER, INT_MEMBER, REAL_MEMBER)
-} Config;
+typedef struct { char magic[8]; HEADER(COUNT_MEMBER, INT_MEMBER, REAL_MEMBER) } Config;  // the header as in the file
 
-// The same as a list, field i in slot i + 1.
-static const struct {
-    const char *name;
-    char kind;  // 'c' COUNT, 'i' INT, 'r' REAL
-    double low, high;
-} FIELDS[] = {
 #define COUNT_FIELD(name, low, high) {#name, 'c', low, (double)high},
 #define INT_FIELD(name, low, high) {#name, 'i', low, high},
 #define REAL_FIELD(name, low, high) {#name, 'r', low, high},
+static const struct { const char *name; char kind; double low, high; } FIELDS[] = {  // field i is in slot i + 1
     HEADER(COUNT_FIELD, INT_FIELD, REAL_FIELD)
 };
 enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
@@ -253,14 +228,7 @@ _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_
 
 #define MEMBER(name, type, present, rows, columns) const float *name;
 typedef struct { TENSORS_OF_LAYER(MEMBER) } Layer;
-
-typedef struct {
-    const char *name;
-    int layer;  // -1: of no layer
-    Type type;
-    size_t rows, columns;
-    const void *data;
-} Tensor;
+typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 
 typedef struct {
     Config config;
@@ -269,8 +237,7 @@ typedef struct {
     Tensor *tensors;  // (n_tensors), in the order of the file
     size_t n_tensors;
     Layer *layers;    // (n_layers)
-    TENSORS_FIRST(MEMBER)
-    TENSORS_LAST(MEMBER)
+    TENSORS_FIRST(MEMBER) TENSORS_LAST(MEMBER)
 } Model;
 
 // The value of field i, and the same as text.
@@ -288,7 +255,7 @@ static void check_config(const Config *c, const char *path) {
     for (int i = 0; i < N_FIELDS; i++) {
         double value = field(c, i, text);
         if (!(value >= FIELDS[i].low && value <= FIELDS[i].high))
-            die("%s: %s is %s, supported is %.9g to %.9g (export it again with the export.py of this version)", path,
+            die("%s: %s is %s, supported is %.9g to %.9g (export it again with this version's export.py)", path,
                 FIELDS[i].name, text, FIELDS[i].low, FIELDS[i].high);
     }
     if (c->n_heads % c->n_kv_heads)
@@ -296,61 +263,64 @@ static void check_config(const Config *c, const char *path) {
     if (c->rope_dim % 2 || c->rope_dim > c->head_dim)
         die("%s: rope_dim %zu is odd or above head_dim %zu (the file is damaged)", path, c->rope_dim, c->head_dim);
     if (c->bos_id >= (int64_t)c->vocab_size)
-        die("%s: bos_id %lld is outside the vocabulary of %zu (the file is damaged)", path, (long long)c->bos_id, c->vocab_size);
+        die("%s: bos_id %lld is not in the vocabulary of %zu (the file is damaged)", path, (long long)c->bos_id, c->vocab_size);
 }
 
 // Finds the next tensor, at the next multiple of `alignment` bytes, and notes it in the model's list.
-static const float *take(Model *m, const char *name, size_t layer, Type type, size_t rows, size_t columns, size_t alignment) {
+static const float *take(Model *m, const char *name, int layer, Type type, size_t rows, size_t columns, size_t alignment) {
     size_t start = round_up(m->taken, alignment);
     m->taken = add(start, mul(mul(rows, columns), type == BF16 ? 2 : 4));
     if (m->taken > m->file.size)
         die("%s ends early: %s of %zu x %zu would end at byte %zu, the file has %zu (copy or export it again)",
             m->file.path, name, rows, columns, m->taken, m->file.size);
-    m->tensors[m->n_tensors++] = (Tensor){name, (int)layer, type, rows, columns, m->file.data + start};
+    m->tensors[m->n_tensors++] = (Tensor){name, layer, type, rows, columns, m->file.data + start};
     return (const float *)(const void *)(m->file.data + start);
 }
 
-// The file's size must be what the header implies.
 static void check_size(const Model *m) {
     if (m->taken != m->file.size)
         die("%s has %zu bytes, its header implies %zu (copy or export it again)", m->file.path, m->file.size, m->taken);
 }
 
-// The integer tables, checked against the header.
-static void check_tables(const Model *m) {
-    const Config *c = &m->config;
-    const int32_t *window = (const void *)m->layer_window, *rope = (const void *)m->layer_rope, *eos = (const void *)m->eos_ids;
-    for (size_t l = 0; l < c->n_layers; l++)
-        if (window[l] || rope[l] != 1)
-            die("%s: layer %zu has window %d and rotary table %d, supported are 0 and 1 (update run.c)", m->file.path, l, window[l], rope[l]);
-    for (size_t i = 0; i < c->n_eos; i++)
-        if (eos[i] < 0 || (size_t)eos[i] >= c->vocab_size)
-            die("%s: end-of-text id %d is outside the vocabulary of %zu (export it again)", m->file.path, eos[i], c->vocab_size);
-}
-
-// Room for the layers and for the names of their tensors.
+// Room for the layers and the list of their tensors.
 static void allocate_layers(Model *m) {
     size_t n = m->config.n_layers;
-    if (n > m->file.size) die("%s: n_layers is %zu in a file of %zu bytes (the file is damaged)", m->file.path, n, m->file.size);
+    if (n > m->file.size) die("%s: n_layers is %zu in %zu bytes (the file is damaged)", m->file.path, n, m->file.size);
     m->layers = allocate(n, sizeof(Layer), "the layers");
     m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(float *)), 16), sizeof(Tensor), "the list of tensors");
 }
 
+// The integer tables, checked against the header.
+static void check_tables(const Model *m) {
+    const Config *c = &m->config;
+    const int32_t *window = (const void *)m->layer_window, *rope = (const void *)m->layer_rope;
+    const int32_t *eos = (const void *)m->eos_ids;
+    for (size_t l = 0; l < c->n_layers; l++)
+        if (window[l] || rope[l] != 1)
+            die("%s: layer %zu has window %d and rotary table %d, supported are 0 and 1 (update run.c)", m->file.path, l,
+                window[l], rope[l]);
+    for (size_t i = 0; i < c->n_eos; i++)
+        if (eos[i] < 0 || (size_t)eos[i] >= c->vocab_size)
+            die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], c->vocab_size);
+}
+
 static void load_version_1(Model *m) {
     Config *c = &m->config;
-    if (m->file.size < HEADER_SIZE) die("%s has %zu bytes, its header alone %d (copy it again)", m->file.path, m->file.size, HEADER_SIZE);
-    memcpy(c, m->file.data, sizeof *c);
+    const unsigned char *file = m->file.data;
+    if (m->file.size < HEADER_SIZE)
+        die("%s has %zu bytes, a header has %d (copy it again)", m->file.path, m->file.size, HEADER_SIZE);
+    memcpy(c, file, sizeof *c);
     check_config(c, m->file.path);
     for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
-        if (m->file.data[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, m->file.data[i]);
+        if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, file[i]);
     allocate_layers(m);
     m->taken = HEADER_SIZE;
     const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
     const Type W = c->weight_type ? BF16 : F32;
 #define TAKE(name, type, present, rows, columns) \
-    if (present) m->name = take(m, #name, (size_t)-1, type, rows, columns, ALIGNMENT);
+    if (present) m->name = take(m, #name, OF_NO_LAYER, type, rows, columns, ALIGNMENT);
 #define TAKE_OF_LAYER(name, type, present, rows, columns) \
-    if (present) m->layers[l].name = take(m, #name, l, type, rows, columns, ALIGNMENT);
+    if (present) m->layers[l].name = take(m, #name, (int)l, type, rows, columns, ALIGNMENT);
     TENSORS_FIRST(TAKE)
     for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
     TENSORS_LAST(TAKE)
@@ -359,9 +329,8 @@ static void load_version_1(Model *m) {
     check_tables(m);
 }
 
-// llama2.c's float32 files: version 0 begins with seven int32, version 1 with a magic and a header of 256 bytes. A kind of
-// tensor is stored for all layers in a row; adjacent elements are rotated together. Constants: eps 1e-5, theta 10000, BOS
-// 1, the end at 1 or 2.
+// llama2.c's float32 files: version 0 begins with seven int32, version 1 with a magic and a header of 256 bytes. A kind
+// of tensor is stored for all layers in a row; adjacent elements are rotated together; eps is 1e-5, theta 10000, BOS 1.
 enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
 
 static void llama2c_config(Config *c, const int32_t h[7], bool tied, const char *path) {
@@ -369,43 +338,43 @@ static void llama2c_config(Config *c, const int32_t h[7], bool tied, const char 
         if (h[i] <= 0) die("%s is no checkpoint (make one of a model with: export.py SOURCE model.bin)", path);
     *c = (Config){.version = 1, .dim = (size_t)h[0], .hidden_dim = (size_t)h[1], .n_layers = (size_t)h[2],
         .n_heads = (size_t)h[3], .n_kv_heads = (size_t)h[4], .vocab_size = (size_t)h[5], .seq_len = (size_t)h[6],
-        .tied = tied, .norm_place = 5, .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2,
-        .rms_norm_eps = 1e-5, .rope_theta = 1e4, .rope_attention_factor = 1, .rope_attention_factor_local = 1,
-        .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
-    if (c->dim % c->n_heads) die("%s: dim %zu is no multiple of n_heads %zu (the file is damaged)", path, c->dim, c->n_heads);
+        .tied = tied, .norm_place = 5, .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5,
+        .rope_theta = 1e4, .rope_attention_factor = 1, .rope_attention_factor_local = 1, .embedding_scale = 1,
+        .residual_scale = 1, .logit_scale = 1};
+    if (c->dim % c->n_heads) die("%s: n_heads %zu does not divide dim %zu (the file is damaged)", path, c->n_heads, c->dim);
     c->head_dim = c->rope_dim = c->dim / c->n_heads;
     c->attention_scale = 1 / sqrt((double)c->head_dim);
     check_config(c, path);
 }
 
 static void load_llama2c(Model *m, bool version) {
+    static const int32_t end_ids[2] = {1, 2};
     Config *c = &m->config;
-    static const int32_t eos_ids[2] = {1, 2};
-    int32_t h[7] = {0};
-    memcpy(h, m->file.data + (version ? 8 : 0), min_size(sizeof h, m->file.size - (version ? 8 : 0)));
-    bool tied = version ? m->file.data[min_size(36, m->file.size - 1)] : h[5] > 0;
-    if (!version && h[5] < 0 && h[5] > INT_MIN) h[5] = -h[5];
+    unsigned char start[40] = {0};
+    int32_t h[7];
+    memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
+    memcpy(h, start + (version ? 8 : 0), sizeof h);
+    bool tied = version ? start[36] : h[5] > 0;  // version 0: a negative vocab_size means untied
+    if (!version && h[5] > -INT_MAX) h[5] = abs(h[5]);
     llama2c_config(c, h, tied, m->file.path);
-    m->eos_ids = (const void *)eos_ids;
     float *freq = allocate(c->rope_dim / 2, sizeof *freq, "the rotary frequencies");
     for (size_t i = 0; i < c->rope_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)c->rope_dim);
     m->rope_freq = freq;
+    m->eos_ids = (const void *)end_ids;
     allocate_layers(m);
-    size_t kv_dim = c->n_kv_heads * c->head_dim;
     m->taken = version ? LLAMA2C_HEADER : sizeof h;
-#define ONE(name, rows, columns) m->name = take(m, #name, (size_t)-1, F32, rows, columns, 4);
+    size_t kv_dim = c->n_kv_heads * c->head_dim;
+#define ONE(name, rows, columns) m->name = take(m, #name, OF_NO_LAYER, F32, rows, columns, 4);
 #define ALL(name, rows, columns) \
-    for (size_t l = 0; l < c->n_layers; l++) m->layers[l].name = take(m, #name, l, F32, rows, columns, 4);
+    for (size_t l = 0; l < c->n_layers; l++) m->layers[l].name = take(m, #name, (int)l, F32, rows, columns, 4);
     if (!version) ONE(token_embedding, c->vocab_size, c->dim)
     ALL(attention_norm, 1, c->dim)
     if (version) { ALL(ffn_norm, 1, c->dim) ONE(final_norm, 1, c->dim) ONE(token_embedding, c->vocab_size, c->dim) }
     ALL(wq, c->dim, c->dim) ALL(wk, kv_dim, c->dim) ALL(wv, kv_dim, c->dim) ALL(wo, c->dim, c->dim)
     if (!version) ALL(ffn_norm, 1, c->dim)
     ALL(w1, c->hidden_dim, c->dim) ALL(w2, c->dim, c->hidden_dim) ALL(w3, c->hidden_dim, c->dim)
-    if (!version) {
-        ONE(final_norm, 1, c->dim)
-        m->taken = add(m->taken, mul(mul(c->seq_len, c->head_dim), 4));  // tables of sine and cosine, not needed
-    }
+    if (!version) ONE(final_norm, 1, c->dim)
+    if (!version) m->taken = add(m->taken, mul(mul(c->seq_len, c->head_dim), 4));  // sine and cosine tables, not needed
     if (!tied) ONE(classifier, c->vocab_size, c->dim)
     check_size(m);
 }
@@ -415,9 +384,9 @@ static void load_model(Model *m, const char *path) {
     *m = (Model){.file = map_file(path)};
     uint32_t word[2] = {0};
     memcpy(word, m->file.data, min_size(sizeof word, m->file.size));
+    if (word[0] == LLAMA2C_MAGIC && word[1] != 1)
+        die("%s is llama2.c's version %u, supported are its float32 versions 0 and 1 (export it as one)", path, word[1]);
     if (!memcmp(word, MAGIC, sizeof MAGIC)) load_version_1(m);
-    else if (word[0] == LLAMA2C_MAGIC && word[1] != 1)
-        die("%s is llama2.c's version %u, supported are its float32 versions 0 and 1 (export it as version 1)", path, word[1]);
     else load_llama2c(m, word[0] == LLAMA2C_MAGIC);
     if (!m->classifier) m->classifier = m->token_embedding;
 }
@@ -431,8 +400,9 @@ static bool is_eos(const Model *m, int id) {
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
 
-// acc[t][r] += x_t[k .. k + 16] * w_r[k .. k + 16], lane by lane.
 typedef Vec Accumulators[TILE_T][TILE_R][PARTS];
+
+// acc[t][r] += x_t[k .. k + 16] * w_r[k .. k + 16], lane by lane.
 INLINE void tile_step(Accumulators acc, const float *x, size_t x_stride, const float *const w[TILE_R], size_t k, int T) {
     Vec wv[TILE_R][PARTS];
     UNROLL for (int r = 0; r < TILE_R; r++)
@@ -446,8 +416,8 @@ INLINE void tile_step(Accumulators acc, const float *x, size_t x_stride, const f
 
 // The dot products of T tokens (a constant, so that the sums live in registers) with TILE_R rows of n weights. What is
 // left of n after the last 16 is copied to rows padded with zeros.
-INLINE void tile(float *const out[TILE_R], size_t out_stride, const float *x, size_t x_stride, const float *const w[TILE_R],
-                 size_t n, int T) {
+INLINE void tile(float *const out[TILE_R], size_t out_stride, const float *x, size_t x_stride,
+                 const float *const w[TILE_R], size_t n, int T) {
     Accumulators acc;
     memset(&acc, 0, sizeof acc);
     size_t k = 0;
@@ -463,25 +433,21 @@ INLINE void tile(float *const out[TILE_R], size_t out_stride, const float *x, si
         UNROLL for (int r = 0; r < TILE_R; r++) out[r][(size_t)t * out_stride] = sum_lanes(acc[t][r]);
 }
 
-// out[t][r] = x[t] . w[r] for T tokens and rows first..last of w (rows, n), on one thread. A last tile of fewer rows
-// computes its last row several times over: the same value, written to the same place.
+// out[t][r] = x[t] . w[r] for T tokens and rows first..last of w (rows, n), on one thread. A last tile that has fewer
+// rows computes its last one several times over: the same value, written to the same place.
 static void matmul_rows(float *out, size_t out_stride, const float *x, size_t x_stride, const float *w, size_t n,
                         size_t first, size_t last, size_t T) {
     for (size_t r = first; r < last; r += TILE_R) {
         const float *w_row[TILE_R];
-        float *out_row[TILE_R];
-        for (size_t i = 0; i < TILE_R; i++) {
-            size_t row = min_size(r + i, last - 1);
-            w_row[i] = w + row * n;
-            out_row[i] = out + row;
-        }
-        for (size_t t = 0; t < T;) {
-            float *at[TILE_R];
-            for (size_t i = 0; i < TILE_R; i++) at[i] = out_row[i] + t * out_stride;
+        float *at[TILE_R];
+        for (size_t i = 0; i < TILE_R; i++) w_row[i] = w + min_size(r + i, last - 1) * n;
+        for (size_t t = 0, step; t < T; t += step) {
+            for (size_t i = 0; i < TILE_R; i++) at[i] = out + min_size(r + i, last - 1) + t * out_stride;
             const float *xt = x + t * x_stride;
-            if (T - t >= TILE_T) tile(at, out_stride, xt, x_stride, w_row, n, TILE_T), t += TILE_T;
-            else if (T - t >= 2) tile(at, out_stride, xt, x_stride, w_row, n, 2), t += 2;
-            else tile(at, out_stride, xt, x_stride, w_row, n, 1), t++;
+            step = T - t >= TILE_T ? TILE_T : T - t >= 2 ? 2 : 1;
+            if (step == TILE_T) tile(at, out_stride, xt, x_stride, w_row, n, TILE_T);
+            else if (step == 2) tile(at, out_stride, xt, x_stride, w_row, n, 2);
+            else tile(at, out_stride, xt, x_stride, w_row, n, 1);
         }
     }
 }
@@ -493,26 +459,21 @@ static void matmul(float *out, const float *x, const float *w, const float *bias
     for (size_t first = 0; first < rows; first += BLOCK) {
         size_t last = min_size(first + BLOCK, rows);
         matmul_rows(out, rows, x, n, w, n, first, last, T);
-        if (bias)
-            for (size_t t = 0; t < T; t++)
-                for (size_t r = first; r < last; r++) out[t * rows + r] += bias[r];
+        for (size_t t = 0; bias && t < T; t++)
+            for (size_t r = first; r < last; r++) out[t * rows + r] += bias[r];
     }
 }
 
-// The sum of x^2 over n elements, in double, in 16 lanes.
-static double sum_of_squares(const float *x, size_t n) {
-    double lane[LANES] = {0};
-    for (size_t i = 0; i < n; i += LANES)
-        for (size_t j = 0; j < min_size(LANES, n - i); j++) lane[j] += (double)x[i + j] * (double)x[i + j];
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
-}
-
-// RMSNorm (Zhang and Sennrich 2019), for each of T rows of n: out = x / sqrt(mean(x^2) + eps) * weight; out may be x.
+// RMSNorm (Zhang and Sennrich 2019), for each of T rows of n: out = x / sqrt(mean(x^2) + eps) * weight, in double, the sum
+// in 16 lanes; out may be x.
 static void rmsnorm(float *out, const float *x, const float *weight, double eps, size_t T, size_t n) {
     for (size_t t = 0; t < T; t++, x += n, out += n) {
-        double scale = 1 / sqrt(sum_of_squares(x, n) / (double)n + eps);
+        double lane[LANES] = {0};
+        for (size_t i = 0; i < n; i += LANES)
+            for (size_t j = 0; j < min_size(LANES, n - i); j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+        for (int half = LANES / 2; half > 0; half /= 2)
+            for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+        double scale = 1 / sqrt(lane[0] / (double)n + eps);
         for (size_t i = 0; i < n; i++) out[i] = (float)((double)x[i] * scale * (double)weight[i]);
     }
 }
@@ -523,51 +484,40 @@ static void swiglu(float *gate, const float *up, size_t n) {
     for (size_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
 }
 
-// out (T, n) = out + x
-static void add_to(float *out, const float *x, size_t n) {
-    for (size_t i = 0; i < n; i++) out[i] += x[i];
-}
-
-// ---- the forward pass -----------------------------------------------------------------------------------------------
+// ---- attention ------------------------------------------------------------------------------------------------------
 
 enum { KV_BLOCK = 64 };  // positions that attention takes at a time
 
-typedef struct {
-    float largest;  // score so far
-    double sum;     // of e^(score - largest) so far
-} Softmax;
+typedef struct { float largest; double sum; } Softmax;  // score so far; of e^(score - largest) so far
 
-// What a run needs besides the model: the cache and the arrays that one chunk of T <= chunk tokens passes through.
+// What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through.
 typedef struct {
     const Model *model;
-    size_t context, chunk;  // positions of the cache; tokens of a chunk
-    size_t position;        // tokens in the cache
+    size_t context, chunk, logit_rows, hidden_rows;
+    size_t position;           // tokens in the cache
+    void *block;               // that holds all of these:
     float *k_cache, *v_cache;  // (n_layers, n_kv_heads, context, head_dim)
-    float *x;               // (T, dim) the residual stream
-    float *normed;          // (T, dim)
-    float *q;               // (T, n_heads, head_dim)
-    float *k, *v;           // (T, n_kv_heads, head_dim)
-    float *attended;        // (T, n_heads, head_dim)
-    float *scores;          // (T, n_heads, KV_BLOCK)
-    Softmax *softmax;       // (T, n_heads)
-    float *branch;          // (T, dim) what a sublayer adds to the stream
-    float *gate, *up;       // (T, hidden_dim)
-    float *cosine, *sine;   // (T, rope_dim / 2)
-    float *logits;          // (logit_rows, vocab_size)
-    size_t logit_rows;
-    void *block;            // that holds all of these
-    float *hidden;          // (n_layers + 1, hidden_rows, dim) if hidden states are asked for, else NULL
-    size_t hidden_rows;
+    float *x;                  // (T, dim) the residual stream
+    float *normed;             // (T, dim)
+    float *branch;             // (T, dim) what a sublayer adds to the stream
+    float *q, *attended;       // (T, n_heads, head_dim)
+    float *k, *v;              // (T, n_kv_heads, head_dim)
+    float *scores;             // (T, n_heads, KV_BLOCK)
+    Softmax *softmax;          // (T, n_heads)
+    float *gate, *up;          // (T, hidden_dim)
+    float *cosine, *sine;      // (T, rope_dim / 2)
+    float *logits;             // (logit_rows, vocab_size)
+    float *hidden;             // (n_layers + 1, hidden_rows, dim) if hidden states are asked for, else NULL
 } Run;
 
-// Sets the arrays of a run to successive parts of a block, each aligned to 64 bytes, and returns what they take together.
+// Sets the arrays to successive parts of a block, each aligned to 64 bytes; returns what they take together.
 static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
     size_t T = r->chunk, q_dim = mul(c->n_heads, c->head_dim), kv_dim = mul(c->n_kv_heads, c->head_dim);
     size_t half = c->rope_dim / 2, cached = mul(mul(c->n_layers, kv_dim), r->context), end = 0;
     struct { void *array; size_t rows, columns; } arrays[] = {
-        {&r->x, T, c->dim}, {&r->normed, T, c->dim}, {&r->branch, T, c->dim}, {&r->q, T, q_dim}, {&r->k, T, kv_dim},
-        {&r->v, T, kv_dim}, {&r->attended, T, q_dim}, {&r->scores, T, mul(c->n_heads, KV_BLOCK)},
+        {&r->x, T, c->dim}, {&r->normed, T, c->dim}, {&r->branch, T, c->dim}, {&r->q, T, q_dim}, {&r->attended, T, q_dim},
+        {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->scores, T, mul(c->n_heads, KV_BLOCK)},
         {&r->softmax, T, mul(c->n_heads, sizeof(Softmax) / sizeof(float))}, {&r->gate, T, c->hidden_dim},
         {&r->up, T, c->hidden_dim}, {&r->cosine, T, half}, {&r->sine, T, half}, {&r->logits, r->logit_rows, c->vocab_size},
         {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached},
@@ -581,8 +531,7 @@ static size_t lay_out(Run *r, char *block) {
 
 static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t logit_rows) {
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
-    size_t size = lay_out(r, NULL);
-    r->block = allocate(add(size, 63), 1, "the cache and a chunk of tokens");
+    r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
 }
 
@@ -597,32 +546,30 @@ static void rope_angles(Run *r, size_t T) {
     }
 }
 
-// Rotary position embedding (Su et al. 2021): each pair (a, b) of the first rope_dim elements of every head is turned by
-// its angle. heads is (T, n_heads, head_dim).
+// Rotary position embedding (Su et al. 2021) of heads (T, n_heads, head_dim): each pair (a, b) of the first rope_dim
+// elements of a head is turned by its angle.
 static void rope(const Run *r, float *heads, size_t T, size_t n_heads) {
     const Config *c = &r->model->config;
     size_t half = c->rope_dim / 2, step = c->rope_pairs ? 2 : 1, apart = c->rope_pairs ? 1 : half;
-    for (size_t row = 0; row < T * n_heads; row++) {
-        float *head = heads + row * c->head_dim;
+    for (size_t row = 0; row < T * n_heads; row++, heads += c->head_dim) {
         const float *cosine = r->cosine + row / n_heads * half, *sine = r->sine + row / n_heads * half;
         for (size_t i = 0; i < half; i++) {
-            float a = head[i * step], b = head[i * step + apart];
-            head[i * step] = a * cosine[i] - b * sine[i];
-            head[i * step + apart] = b * cosine[i] + a * sine[i];
+            float *a = heads + i * step, *b = a + apart, turned = *a * cosine[i] - *b * sine[i];
+            *b = *b * cosine[i] + *a * sine[i];
+            *a = turned;
         }
     }
 }
 
-// Copies T new heads of k or v (T, n_kv_heads, head_dim) to one layer's cache (n_kv_heads, context, head_dim).
+// Copies T new heads of k or v (T, n_kv_heads, head_dim) to a layer's cache (n_kv_heads, context, head_dim).
 static void store(const Run *r, float *cache, const float *heads, size_t T) {
-    const Config *c = &r->model->config;
-    for (size_t t = 0; t < T; t++)
-        for (size_t h = 0; h < c->n_kv_heads; h++)
-            memcpy(cache + (h * r->context + r->position + t) * c->head_dim, heads + (t * c->n_kv_heads + h) * c->head_dim,
-                   c->head_dim * sizeof(float));
+    size_t n_kv_heads = r->model->config.n_kv_heads, head_dim = r->model->config.head_dim;
+    for (size_t i = 0; i < T * n_kv_heads; i++)
+        memcpy(cache + (i % n_kv_heads * r->context + r->position + i / n_kv_heads) * head_dim, heads + i * head_dim,
+               head_dim * sizeof(float));
 }
 
-// Takes one block of `count` scores into a head's running softmax: p becomes e^(score - m), m the largest score so far.
+// Takes one block of scores into a head's running softmax: p becomes e^(scale * p - m), m the largest score so far.
 // Returns e^(m before - m now), by which what has been summed so far must fade.
 static float softmax_step(Softmax *s, float *p, size_t count, float scale) {
     float largest = s->largest, lane[LANES] = {0};
@@ -631,8 +578,7 @@ static float softmax_step(Softmax *s, float *p, size_t count, float scale) {
     for (size_t i = 0; i < count; i++) p[i] = fast_exp(p[i] - largest);
     for (size_t i = 0; i < count; i++) lane[i % LANES] += p[i];
     float fade = fast_exp(s->largest - largest);
-    s->sum = s->sum * (double)fade + (double)sum_lanes(lane);
-    s->largest = largest;
+    *s = (Softmax){largest, s->sum * (double)fade + (double)sum_lanes(lane)};
     return fade;
 }
 
@@ -648,31 +594,35 @@ static void attend(float *restrict out, Softmax *softmax, float *scores, const f
         size_t count = min_size(KV_BLOCK, n - start);
         matmul_rows(scores, KV_BLOCK, q, head_dim, k, head_dim, 0, count, group);
         for (size_t h = 0; h < group; h++) {
-            float *p = scores + h * KV_BLOCK, *o = out + h * head_dim;
-            float fade = softmax_step(&softmax[h], p, count, scale);
+            float *p = scores + h * KV_BLOCK, *o = out + h * head_dim, fade = softmax_step(&softmax[h], p, count, scale);
             for (size_t d = 0; d < head_dim; d++) o[d] *= fade;
             for (size_t i = 0; i < count; i++)
                 for (size_t d = 0; d < head_dim; d++) o[d] = __builtin_fmaf(p[i], v[i * head_dim + d], o[d]);
         }
     }
-    for (size_t h = 0; h < group; h++)
-        for (size_t d = 0; d < head_dim; d++) out[h * head_dim + d] = (float)((double)out[h * head_dim + d] / softmax[h].sum);
+    for (size_t i = 0; i < group * head_dim; i++) out[i] = (float)((double)out[i] / softmax[i / head_dim].sum);
 }
 
-// Attention of T tokens at the run's position over the cache of layer l. Threads share the pairs of token and KV head.
-static void attention(Run *r, size_t l, size_t T) {
+// Attention of T tokens at the run's position over a layer's cache. Threads share the pairs of token and key/value head.
+static void attention(Run *r, const float *k_cache, const float *v_cache, size_t T) {
     const Config *c = &r->model->config;
-    size_t group = c->n_heads / c->n_kv_heads, layer_size = c->n_kv_heads * r->context * c->head_dim;
-    #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * c->head_dim * r->position > 1 << 16)
-    for (size_t i = 0; i < T * c->n_kv_heads; i++) {
-        size_t t = i / c->n_kv_heads, kv_head = i % c->n_kv_heads, head = t * c->n_heads + kv_head * group;
-        size_t cached = l * layer_size + kv_head * r->context * c->head_dim;
-        attend(r->attended + head * c->head_dim, r->softmax + head, r->scores + head * KV_BLOCK, r->q + head * c->head_dim,
-               r->k_cache + cached, r->v_cache + cached, r->position + t + 1, group, c->head_dim, (float)c->attention_scale);
+    size_t n_kv_heads = c->n_kv_heads, head_dim = c->head_dim, group = c->n_heads / n_kv_heads;
+    #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * head_dim * r->position > 1 << 16)
+    for (size_t i = 0; i < T * n_kv_heads; i++) {
+        size_t cached = i % n_kv_heads * r->context * head_dim, head = i * group;
+        attend(r->attended + head * head_dim, r->softmax + head, r->scores + head * KV_BLOCK, r->q + head * head_dim,
+               k_cache + cached, v_cache + cached, r->position + i / n_kv_heads + 1, group, head_dim, (float)c->attention_scale);
     }
 }
 
-// Keeps the stream of T tokens as hidden state `index` (of n_layers + 1), where hidden states are asked for.
+// ---- the forward pass -----------------------------------------------------------------------------------------------
+
+// x (n) += branch
+static void add_branch(float *x, const float *branch, size_t n) {
+    for (size_t i = 0; i < n; i++) x[i] += branch[i];
+}
+
+// Keeps T rows of x as hidden state `index` (of n_layers + 1), where hidden states are asked for.
 static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
     size_t dim = r->model->config.dim;
     if (r->hidden) memcpy(r->hidden + (index * r->hidden_rows + r->position) * dim, x, T * dim * sizeof(float));
@@ -684,11 +634,12 @@ static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
     size_t dim = c->dim, q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-    for (size_t t = 0; t < T; t++) memcpy(r->x + t * dim, m->token_embedding + (size_t)tokens[t] * dim, dim * sizeof(float));
+    for (size_t t = 0; t < T; t++)
+        memcpy(r->x + t * dim, m->token_embedding + (size_t)tokens[t] * dim, dim * sizeof(float));
     rope_angles(r, T);
     for (size_t l = 0; l < c->n_layers; l++) {
         const Layer *w = &m->layers[l];
-        size_t cached = l * c->n_kv_heads * r->context * c->head_dim;
+        float *k_cache = r->k_cache + l * kv_dim * r->context, *v_cache = r->v_cache + l * kv_dim * r->context;
         keep_hidden(r, l, r->x, T);
 
         rmsnorm(r->normed, r->x, w->attention_norm, c->rms_norm_eps, T, dim);
@@ -697,18 +648,18 @@ static void forward(Run *r, const int *tokens, size_t T) {
         matmul(r->v, r->normed, w->wv, w->bv, T, dim, kv_dim);
         rope(r, r->q, T, c->n_heads);
         rope(r, r->k, T, c->n_kv_heads);
-        store(r, r->k_cache + cached, r->k, T);
-        store(r, r->v_cache + cached, r->v, T);
-        attention(r, l, T);
+        store(r, k_cache, r->k, T);
+        store(r, v_cache, r->v, T);
+        attention(r, k_cache, v_cache, T);
         matmul(r->branch, r->attended, w->wo, w->bo, T, q_dim, dim);
-        add_to(r->x, r->branch, T * dim);
+        add_branch(r->x, r->branch, T * dim);
 
         rmsnorm(r->normed, r->x, w->ffn_norm, c->rms_norm_eps, T, dim);
         matmul(r->gate, r->normed, w->w1, w->b1, T, dim, c->hidden_dim);
         matmul(r->up, r->normed, w->w3, w->b3, T, dim, c->hidden_dim);
         swiglu(r->gate, r->up, T * c->hidden_dim);
         matmul(r->branch, r->gate, w->w2, w->b2, T, c->hidden_dim, dim);
-        add_to(r->x, r->branch, T * dim);
+        add_branch(r->x, r->branch, T * dim);
     }
     if (r->hidden) rmsnorm(r->normed, r->x, m->final_norm, c->rms_norm_eps, T, dim);
     keep_hidden(r, c->n_layers, r->normed, T);
@@ -735,10 +686,7 @@ static void decode_end(Decoder *d, Buffer *out) { (void)d, (void)out; }
 
 // ---- the sampler ----------------------------------------------------------------------------------------------------
 
-typedef struct {
-    float logit, weight;  // weight: proportional to the probability
-    int id;
-} Candidate;
+typedef struct { float logit, weight; int id; } Candidate;  // weight: proportional to the probability
 
 typedef struct {
     size_t vocab_size, top_k;                   // top_k 0: off
@@ -771,8 +719,7 @@ static bool goes_before(Candidate a, Candidate b) { return a.logit > b.logit || 
 
 static void swap(Candidate *a, Candidate *b) {
     Candidate c = *a;
-    *a = *b;
-    *b = c;
+    *a = *b, *b = c;
 }
 
 // Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
@@ -794,8 +741,8 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
 }
 
 static void check_logit(float logit, size_t id, size_t position) {
-    if (!(logit < INFINITY))
-        die("the logit of id %zu at position %zu is %g (the weights may be damaged: see -m check)", id, position, (double)logit);
+    if (logit < INFINITY) return;
+    die("the logit of id %zu at position %zu is %g (the weights may be damaged: see -m check)", id, position, (double)logit);
 }
 
 // Copies the logits with the repetition penalty (Keskar et al. 2019) for ids seen: positive ones are divided by it,
@@ -808,32 +755,31 @@ static size_t penalize(Sampler *s, const float *logits, size_t position) {
         s->logits[i] = (float)((double)logits[i] * factor);
         if (s->logits[i] > s->logits[best]) best = i;
     }
-    if (s->logits[best] == -INFINITY)
-        die("all logits at position %zu are -inf (the weights may be damaged: see -m check)", position);
+    if (s->logits[best] == -INFINITY) die("all logits at position %zu are -inf (see -m check)", position);
     return best;
 }
 
 // Sets the weight of every id: e^((logit - largest) / temperature) if it passes top-k, top-p (Holtzman et al. 2019; of
 // what top-k left) and min-p (that share of the largest), else 0.
 static void filter(Sampler *s, float largest) {
+    Candidate *c = s->candidates;
     size_t n = 0;
     double total = 0;
     for (size_t i = 0; i < s->vocab_size; i++)
-        if (s->logits[i] > -INFINITY) s->candidates[n++] = (Candidate){s->logits[i], 1, (int)i};
-    if (s->top_k && s->top_k < n) n = keep_best(s->candidates, n, (double)s->top_k);
+        if (s->logits[i] > -INFINITY) c[n++] = (Candidate){s->logits[i], 1, (int)i};
+    if (s->top_k && s->top_k < n) n = keep_best(c, n, (double)s->top_k);
     for (size_t i = 0; i < n; i++) {
-        Candidate *c = &s->candidates[i];
-        c->weight = fast_exp((float)(((double)c->logit - (double)largest) / s->temperature));
-        total += (double)c->weight;
+        c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
+        total += (double)c[i].weight;
     }
-    if (s->top_p < 1) n = keep_best(s->candidates, n, s->top_p * total);
+    if (s->top_p < 1) n = keep_best(c, n, s->top_p * total);
     memset(s->weights, 0, s->vocab_size * sizeof *s->weights);
     for (size_t i = 0; i < n; i++)
-        if ((double)s->candidates[i].weight >= s->min_p) s->weights[s->candidates[i].id] = (double)s->candidates[i].weight;
+        if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
 }
 
-// Picks the next id from logits (vocab_size): one number is drawn, and the ids are walked in order until their weights pass
-// that share of the total. None is drawn when greedy.
+// Picks the next id from logits (vocab_size): one number is drawn, and the ids are walked in order until their weights
+// pass that share of the total. None is drawn when greedy.
 static int sample(Sampler *s, const float *logits, size_t position) {
     size_t picked = penalize(s, logits, position);
     if (s->temperature == 0) return (int)picked;
@@ -841,10 +787,8 @@ static int sample(Sampler *s, const float *logits, size_t position) {
     double total = 0, passed = 0;
     for (size_t i = 0; i < s->vocab_size; i++) total += s->weights[i];
     double stop = (double)uniform(&s->state) * total;
-    for (size_t i = 0; i < s->vocab_size && passed <= stop; i++) {
-        passed += s->weights[i];
-        if (s->weights[i] > 0) picked = i;
-    }
+    for (size_t i = 0; i < s->vocab_size && passed <= stop; i++)
+        if (s->weights[i] > 0) passed += s->weights[i], picked = i;
     return (int)picked;
 }
 
@@ -860,9 +804,10 @@ static void write_all(int fd, const void *data, size_t size, const char *name) {
 
 static void print(const void *text, size_t size) { write_all(STDOUT_FILENO, text, size, "standard output"); }
 
-static void print_id(int id, bool first) {
+// Appends an id as text, after a space if it is not the first.
+static void append_id(Buffer *b, int id, bool first) {
     char text[16];
-    print(text, (size_t)snprintf(text, sizeof text, first ? "%d" : " %d", id));
+    append(b, text, (size_t)snprintf(text, sizeof text, first ? "%d" : " %d", id));
 }
 
 // Opens where binary output goes: standard output, a device or FIFO in place, or a temporary file beside `path` that
@@ -870,14 +815,10 @@ static void print_id(int id, bool first) {
 static int open_output(const char *path) {
     struct stat info;
     if (!strcmp(path, "-")) return STDOUT_FILENO;
-    int fd, n = 0;
-    if (!stat(path, &info) && !S_ISREG(info.st_mode)) fd = open(path, O_WRONLY | O_CLOEXEC);
-    else {
-        n = snprintf(unfinished, sizeof unfinished, "%s.%ld.part", path, (long)getpid());
-        fd = n < PATH_MAX ? open(unfinished, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
-        if (fd < 0) unfinished[0] = 0;
-    }
-    if (fd < 0) die("cannot write %s: %s (check the path)", path, n < PATH_MAX ? strerror(errno) : "the name is too long");
+    bool in_place = !stat(path, &info) && !S_ISREG(info.st_mode);
+    if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", path, (long)getpid()) >= PATH_MAX) unfinished[0] = 0;
+    int fd = in_place ? open(path, O_WRONLY | O_CLOEXEC) : open(unfinished, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) unfinished[0] = 0, die("cannot write %s: %s (check the path)", path, strerror(errno));
     return fd;
 }
 
@@ -898,10 +839,9 @@ static Buffer read_all(const char *path) {
     int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
     Buffer b = {0};
     char block[1 << 16];
-    for (ssize_t n = 1; n;) {
-        while ((n = fd < 0 ? -1 : read(fd, block, sizeof block)) < 0 && errno == EINTR) continue;
+    for (ssize_t n = 1; n; append(&b, block, (size_t)n)) {
+        while ((n = read(fd, block, sizeof block)) < 0 && errno == EINTR) continue;
         if (n < 0) die("cannot read %s: %s (check the path)", fd ? path : "standard input", strerror(errno));
-        append(&b, block, (size_t)n);
     }
     if (fd) close(fd);
     return b;
@@ -909,7 +849,7 @@ static Buffer read_all(const char *path) {
 
 typedef struct {
     const char *model, *mode, *text, *file, *ids, *tokenizer, *output;
-    double n_new, context, chunk, threads, top_k, temperature, top_p, min_p, penalty;  // whole numbers up to top_k
+    double n_new, context, chunk, threads, top_k, temperature, top_p, min_p, penalty;
     uint64_t seed;
     bool print_ids;
 } Options;
@@ -917,65 +857,58 @@ typedef struct {
 // -z, else STEM.tokenizer.bin beside STEM.bin, else tokenizer.bin beside the model, else here.
 static const char *find_tokenizer(const Options *o) {
     static char path[PATH_MAX];
-    if (o->tokenizer) return o->tokenizer;
     const char *model = o->model ? o->model : "", *slash = strrchr(model, '/');
-    int stem = (int)strlen(model) - 4;
-    if (stem > 0 && !strcmp(model + stem, ".bin") && snprintf(path, PATH_MAX, "%.*s.tokenizer.bin", stem, model) < PATH_MAX &&
-        !access(path, F_OK)) return path;
-    if (slash && snprintf(path, PATH_MAX, "%.*s/tokenizer.bin", (int)(slash - model), model) < PATH_MAX && !access(path, F_OK))
-        return path;
+    int folder = slash ? (int)(slash + 1 - model) : 0, stem = (int)strlen(model) - 4;
+    if (o->tokenizer) return o->tokenizer;
+    if (stem > 0 && !strcmp(model + stem, ".bin") && stem < PATH_MAX - 20) {
+        snprintf(path, sizeof path, "%.*s.tokenizer.bin", stem, model);
+        if (!access(path, F_OK)) return path;
+    }
+    if (snprintf(path, sizeof path, "%.*stokenizer.bin", folder, model) < PATH_MAX && !access(path, F_OK)) return path;
+    if (access("tokenizer.bin", F_OK))
+        die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)", o->model ? model : "a model");
     return "tokenizer.bin";
 }
 
 // Loads the tokenizer and dies unless it belongs to the model, where there is one.
 static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
     const char *path = find_tokenizer(o);
-    if (!o->tokenizer && access(path, F_OK))
-        die("there is no tokenizer.bin beside %s or here (make one with export.py --tokenizer, or name it with -z)", o->model ? o->model : "a model");
     tokenizer_load(t, path);
     size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
     if (!o->model) return;
     if ((hash && t->hash && t->hash != hash) || t->n_ids > rows)
-        die("%s (%zu ids, fingerprint %zu) does not belong to %s (%zu rows, fingerprint %zu) (name the model's own with -z)",
-            path, (size_t)t->n_ids, (size_t)t->hash, o->model, rows, hash);
+        die("%s (%zu ids, fingerprint %zu) does not fit %s (%zu rows, fingerprint %zu) (name the model's own with -z)",
+            path, t->n_ids, (size_t)t->hash, o->model, rows, hash);
     if (t->n_ids < rows && !(hash && t->hash))
-        fprintf(stderr, "run: note: %s has %zu ids, %s has %zu rows\n", path, (size_t)t->n_ids, o->model, rows);
+        fprintf(stderr, "run: note: %s has %zu ids, %s has %zu rows\n", path, t->n_ids, o->model, rows);
 }
 
-typedef struct {
-    int *ids;
-    size_t n;
-    Buffer text;  // as given, empty with -I
-} Prompt;
+typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as given, empty with -I
 
-// The prompt of -i, -f or -I ("1 2 3", each below vocab_size) as text and ids.
+// The prompt of -i, -f or -I ("1 2 3", each below vocab_size).
 static Prompt read_prompt(const Options *o, const Tokenizer *t, size_t vocab_size) {
     Prompt p = {0};
+    Buffer ids = {0};
     if (o->file) p.text = read_all(o->file);
     if (o->text) append(&p.text, o->text, strlen(o->text));
     if (o->file || o->text) p.ids = encode(t, p.text.data, p.text.size, &p.n);
-    Buffer ids = {0};
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
-        char *end;
-        errno = 0;
-        unsigned long long id = strtoull(at, &end, 10);
-        int word = (int)strcspn(at, " \t\n");
-        if (end != at + word || *at < '0' || *at > '9') usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", word, at);
-        if (errno || id >= vocab_size) die("id %.*s is outside the vocabulary of %zu (give smaller ids)", word, at, vocab_size);
+        size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
+        int shown = (int)min_size(word, 80);
+        if (digits < word) usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", shown, at);
+        if (digits > 10 || id >= vocab_size) die("id %.*s is not in the vocabulary of %zu (give less)", shown, at, vocab_size);
         append(&ids, &(int){(int)id}, sizeof(int));
-        at = end;
+        at += word;
     }
     return o->ids ? (Prompt){(int *)(void *)ids.data, ids.size / sizeof(int), {0}} : p;
 }
 
 // An empty prompt becomes the model's BOS.
 static void start_from_bos(Prompt *p, const Model *m) {
-    static int bos;
     if (p->n) return;
     if (m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
-    bos = (int)m->config.bos_id;
-    p->ids = &bos;
-    p->n = 1;
+    p->ids = allocate(1, sizeof(int), "the prompt");
+    p->ids[p->n++] = (int)m->config.bos_id;
 }
 
 // ---- the modes ------------------------------------------------------------------------------------------------------
@@ -988,7 +921,7 @@ static double seconds(void) {
 
 static double per_second(size_t tokens, double time) { return tokens && time > 0 ? (double)tokens / time : 0; }
 
-// The number that a line of a file holds in a scanf format, or `otherwise`.
+// The number that a line of a file holds in a scanf format, else `otherwise`.
 static size_t number_in(const char *path, const char *format, size_t otherwise) {
     char line[256];
     size_t number = otherwise;
@@ -1001,17 +934,16 @@ static size_t number_in(const char *path, const char *format, size_t otherwise) 
 
 // Bytes of memory that may still be taken: what the system has available, within the container's limit.
 static size_t available_memory(void) {
-    size_t system = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10;
     size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);
     size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
-    return min_size(system, limit > used ? limit - used : 0);
+    return min_size(number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10, limit > used ? limit - used : 0);
 }
 
-// The context: -c, else `fallback`; dies if the model's seq_len or a prompt of n tokens does not allow it.
+// The context: -c, else `fallback`; dies if that is above seq_len or a prompt of n tokens does not fit.
 static size_t context_for(const Options *o, const Model *m, size_t fallback, size_t n) {
     size_t seq_len = m->config.seq_len, context = o->context > 0 ? (size_t)o->context : fallback;
-    if (n > context && !(o->context <= 0 && n <= fallback)) die("the prompt has %zu tokens, the context %zu (use a shorter prompt or a larger -c)", n, context);
-    if (context > seq_len) die("a context of %zu is above the model's seq_len of %zu (use a smaller -c)", context, seq_len);
+    if (context > seq_len) die("a context of %zu is above the model's seq_len %zu (use less)", context, seq_len);
+    if (n > context) die("the prompt has %zu tokens, the context %zu (use a shorter prompt or a larger -c)", n, context);
     return context;
 }
 
@@ -1031,51 +963,48 @@ static void prefill(Run *r, const int *ids, size_t n, Rows *rows, void *sink) {
     if (show) fprintf(stderr, "\r%*s\r", 60, "");
 }
 
-// Prints what an id adds to the text, or the id.
-static void print_token(const Options *o, const Tokenizer *t, Decoder *d, int id, bool first) {
-    Buffer b = {0};
-    if (o->print_ids) print_id(id, first);
-    else decode(t, d, id, false, &b);
-    print(b.data, b.size);
-    free(b.data);
+// Appends what an id adds to the text, or the id.
+static void append_token(Buffer *b, const Options *o, const Tokenizer *t, Decoder *d, int id, bool first) {
+    if (o->print_ids) append_id(b, id, first);
+    else decode(t, d, id, false, b);
 }
 
-// Prints the prompt, text as it was given, and takes the decoder past it.
-static void print_prompt(const Options *o, const Tokenizer *t, Decoder *d, const Prompt *p) {
-    Buffer b = {0};
-    for (size_t i = 0; i < p->n; i++)
-        if (o->print_ids || o->ids) print_token(o, t, d, p->ids[i], i == 0);
-        else decode(t, d, p->ids[i], false, &b);
-    if (!o->print_ids && !o->ids) decode_end(d, &b), print(p->text.data, p->text.size);
-    free(b.data);
+// Prints and empties a buffer.
+static void print_all(Buffer *b) {
+    print(b->data, b->size);
+    b->size = 0;
 }
 
 // How many tokens to generate after n: -n, as far as the context allows. Sets the context that this takes.
 static size_t plan(const Options *o, const Model *m, size_t n, size_t *context) {
     const Config *c = &m->config;
-    *context = context_for(o, m, c->seq_len, n);
-    size_t wanted = o->n_new < 0 ? SIZE_MAX : (size_t)o->n_new, fits = available_memory() / (8 * c->n_layers * c->n_kv_heads * c->head_dim);
-    if (o->context <= 0 && fits < *context && fits < add(n, min_size(wanted, c->seq_len))) {
-        fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, *context);
-        if (n > (*context = fits)) die("the prompt has %zu tokens, memory holds %zu (use a shorter prompt)", n, fits);
+    size_t wanted = o->n_new < 0 ? c->seq_len : (size_t)o->n_new, full = context_for(o, m, c->seq_len, n);
+    size_t fits = available_memory() / mul(mul(2 * sizeof(float), c->n_layers), mul(c->n_kv_heads, c->head_dim));
+    if (o->context <= 0 && fits < min_size(full, n + wanted)) {
+        fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
+        if (n > (full = fits)) die("the prompt has %zu tokens, memory holds %zu (use a shorter prompt)", n, fits);
     }
-    size_t room = *context - n;
-    if (wanted > room && o->n_new >= 0)
-        fprintf(stderr, "run: note: the context of %zu has room for %zu tokens after the prompt, not %zu\n", *context, room, wanted);
-    *context = n + min_size(wanted, room);
-    return min_size(wanted, room);
+    if (wanted > full - n && o->n_new >= 0)
+        fprintf(stderr, "run: note: the context of %zu has room for %zu new tokens, not %zu\n", full, full - n, wanted);
+    *context = min_size(full, n + wanted);
+    return *context - n;
 }
 
-static void generate(const Options *o, const Model *m, const Tokenizer *t, Prompt *p) {
+static void generate(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
     Sampler s = {.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
                  .top_k = (size_t)o->top_k, .state = o->seed};
     size_t context, wanted = plan(o, m, p->n, &context), made = 0;
-    Run r;
     Decoder d = {0};
+    Buffer out = {0};
+    Run r;
     new_run(&r, m, context, (size_t)o->chunk, 1);
     new_sampler(&s, m->config.vocab_size);
-    for (size_t i = 0; i < p->n; i++) s.seen[p->ids[i]] = true;
-    print_prompt(o, t, &d, p);
+    for (size_t i = 0; i < p->n; i++) {
+        s.seen[p->ids[i]] = true;
+        append_token(&out, o, t, &d, p->ids[i], i == 0);
+    }
+    if (p->text.size && !o->print_ids) decode_end(&d, &out), out = p->text;  // text is shown as it was given
+    print_all(&out);
     double start = seconds(), first = start;
     prefill(&r, p->ids, p->n, NULL, NULL);
     const float *logits = logits_of(&r, (p->n - 1) % r.chunk, 1);
@@ -1084,31 +1013,24 @@ static void generate(const Options *o, const Model *m, const Tokenizer *t, Promp
         if (made++ == 0) first = seconds();
         if (is_eos(m, id)) break;
         s.seen[id] = true;
-        print_token(o, t, &d, id, false);
+        append_token(&out, o, t, &d, id, false);
+        print_all(&out);
         if (made == wanted) break;
     }
     double end = seconds();
-    Buffer rest = {0};
-    decode_end(&d, &rest);
-    print(rest.data, rest.size);
-    if (o->print_ids || isatty(STDOUT_FILENO)) print("\n", 1);
+    decode_end(&d, &out);
+    if (o->print_ids || isatty(STDOUT_FILENO)) append(&out, "\n", 1);
+    print_all(&out);
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %llu\n", p->n,
             per_second(p->n, (made ? first : end) - start), made, made > 1 ? per_second(made - 1, end - first) : 0,
             (unsigned long long)o->seed);
 }
 
-// Where the logits of positions go: to a file, or to the sum of -ln p(next id) over a window's ids.
-typedef struct {
-    size_t vocab_size;
-    int fd;
-    const char *path;
-    const int *ids;  // (n)
-    size_t n;
-    double nll;
-} Sink;
+// Where the logits of positions go: to a file, or to the sum of -ln p(next id) over the ids of a window.
+typedef struct { size_t vocab_size; int fd; const char *path; const int *ids; size_t n; double nll; } Sink;
 
 static void write_rows(void *sink, const float *logits, size_t position, size_t n) {
-    Sink *s = sink;
+    const Sink *s = sink;
     for (size_t i = 0; i < n * s->vocab_size; i++) check_logit(logits[i], i % s->vocab_size, position + i / s->vocab_size);
     write_all(s->fd, logits, n * s->vocab_size * sizeof(float), s->path);
 }
@@ -1117,10 +1039,8 @@ static void score_rows(void *sink, const float *logits, size_t position, size_t 
     Sink *s = sink;
     for (; n-- && position + 1 < s->n; position++, logits += s->vocab_size) {
         double largest = -INFINITY, sum = 0;
-        for (size_t i = 0; i < s->vocab_size; i++) {
-            check_logit(logits[i], i, position);
-            largest = fmax(largest, (double)logits[i]);
-        }
+        for (size_t i = 0; i < s->vocab_size; i++) check_logit(logits[i], i, position);
+        for (size_t i = 0; i < s->vocab_size; i++) largest = fmax(largest, (double)logits[i]);
         for (size_t i = 0; i < s->vocab_size; i++) sum += exp((double)logits[i] - largest);
         s->nll += largest + log(sum) - (double)logits[s->ids[position + 1]];
     }
@@ -1128,48 +1048,53 @@ static void score_rows(void *sink, const float *logits, size_t position, size_t 
 
 enum { LOGIT_ROWS = 16 };  // held at a time
 
+static void report(size_t n, double start) { fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", n, per_second(n, seconds() - start)); }
+
 // -m logits: a row of logits for each position of the prompt. -m hidden: the hidden states, (n_layers + 1, T, dim).
-static void write_states(const Options *o, const Model *m, Prompt *p, bool hidden) {
+static void write_states(const Options *o, const Model *m, const Prompt *p, bool hidden) {
     context_for(o, m, p->n, p->n);
     Run r;
     new_run(&r, m, p->n, (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
-    size_t states = mul(mul(m->config.n_layers + 1, p->n), m->config.dim);
+    size_t states = mul(mul(m->config.n_layers + 1, r.hidden_rows = p->n), m->config.dim);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
-    r.hidden_rows = p->n;
     Sink s = {.vocab_size = m->config.vocab_size, .path = o->output ? o->output : "-"};
     s.fd = open_output(s.path);
     double start = seconds();
     prefill(&r, p->ids, p->n, hidden ? NULL : write_rows, &s);
     if (hidden) write_all(s.fd, r.hidden, states * sizeof(float), s.path);
     close_output(s.fd, s.path);
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds() - start));
+    report(p->n, start);
 }
 
 // -m perplexity: windows of the context's length, each from an empty cache, its first id being context only.
 static void perplexity(const Options *o, const Model *m, const Prompt *p) {
     size_t context = context_for(o, m, min_size(m->config.seq_len, 2048), 0), scored = 0;
-    if (p->n < 2 || context < 2) die("a text of %zu ids in a context of %zu has nothing to score (both must be 2 or more)", p->n, context);
+    if (p->n < 2 || context < 2)
+        die("a text of %zu ids in a context of %zu leaves nothing to score (both must be 2 or more)", p->n, context);
     Run r;
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, LOGIT_ROWS);
     Sink s = {.vocab_size = m->config.vocab_size};
     double start = seconds();
     for (size_t first = 0; first < p->n; first += s.n, scored += s.n - 1) {
-        s.ids = p->ids + first;
-        s.n = min_size(context, p->n - first);
-        r.position = 0;
+        s.ids = p->ids + first, s.n = min_size(context, p->n - first), r.position = 0;
         prefill(&r, s.ids, s.n, score_rows, &s);
     }
-    printf("perplexity %.9g nll %.9g tokens %zu\n", exp(s.nll / (double)scored), s.nll / (double)scored, scored);
-    fflush(stdout);
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds() - start));
+    char line[128];
+    double mean = s.nll / (double)scored;
+    print(line, (size_t)snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(mean), mean, scored));
+    report(p->n, start);
 }
 
-static void detokenize(const Tokenizer *t, const Prompt *p) {
+// -m tokenize and detokenize
+static void translate(const Tokenizer *t, const Prompt *p, bool to_ids) {
     Buffer b = {0};
     Decoder d = {0};
-    for (size_t i = 0; i < p->n; i++) decode(t, &d, p->ids[i], true, &b);
-    decode_end(&d, &b);
-    print(b.data, b.size);
+    for (size_t i = 0; i < p->n; i++)
+        if (to_ids) append_id(&b, p->ids[i], i == 0);
+        else decode(t, &d, p->ids[i], true, &b);
+    if (to_ids) append(&b, "\n", 1);
+    else decode_end(&d, &b);
+    print_all(&b);
 }
 
 // Prints a tensor's line of -m check; returns how many of its values are not finite.
@@ -1179,13 +1104,10 @@ static size_t check_tensor(const Tensor *t) {
     for (size_t i = 0; i < n; i++) {
         double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)((const float *)t->data)[i];
         if (!isfinite(value)) continue;
-        low = fmin(low, value);
-        high = fmax(high, value);
-        squares += value * value;
-        finite++;
+        low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
     }
     char name[64];
-    snprintf(name, sizeof name, t->layer < 0 ? "%s" : "%s[%d]", t->name, t->layer);
+    snprintf(name, sizeof name, t->layer == OF_NO_LAYER ? "%s" : "%s[%d]", t->name, t->layer);
     printf("  %-24s %7zu x %-7zu %-7s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
            t->type == I32 ? "int32" : "float32", low, high, sqrt(squares / (double)finite), n - finite);
     return n - finite;
@@ -1193,16 +1115,17 @@ static size_t check_tensor(const Tensor *t) {
 
 // -m check: the header, the tensors, and the memory that a run would take.
 static void check(const Options *o, const Model *m) {
-    size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0);
-    Run r = {.model = m, .context = context, .chunk = min_size((size_t)o->chunk, context), .logit_rows = 1};
-    size_t run = lay_out(&r, NULL), cache = mul(8 * m->config.n_layers, mul(mul(m->config.n_kv_heads, m->config.head_dim), context));
+    size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
+    Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
+    size_t run = lay_out(&r, NULL), cache = mul(mul(2 * sizeof(float), m->config.n_layers), mul(m->config.n_kv_heads, m->config.head_dim));
     char text[32];
+    cache = mul(cache, context);
     printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
     printf("\ntensors\n");
     for (size_t i = 0; i < m->n_tensors; i++) bad += check_tensor(&m->tensors[i]);
     printf("\nmemory at a context of %zu, in chunks of %zu\n  weights %zu bytes, cache %zu, the rest %zu, together %zu\n",
-           context, r.chunk, m->file.size, cache, run - cache, add(m->file.size, run));
+           context, chunk, m->file.size, cache, run - cache, add(m->file.size, run));
     if (fflush(stdout)) die("cannot write to standard output: %s (free some space)", strerror(errno));
     if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
 }
@@ -1222,27 +1145,22 @@ static const char USAGE[] =
     "  -o FILE   where binary output goes, - = stdout   -h, --help   --version\n"
     "  --ids     print token ids instead of text\n";
 
-typedef struct {
-    const char *name;
-    char kind;  // 's' text, 'i' whole number, 'f' number, 'u' uint64, 'b' yes or no, 'h' and 'v' help and version
-    void *value;
-    double low, high;
-} Flag;
+// kind: 's' text, 'i' whole number, 'f' number, 'u' uint64, 'b' yes or no; 'h' prints a text and ends the program.
+typedef struct { const char *name; char kind; void *value; double low, high; } Flag;
 
-// Sets a flag from text, which must be a number as a whole and in the flag's range.
+// Sets a flag from text: a number must be one as a whole and in the flag's range.
 static void set_flag(const Flag *f, const char *text) {
     char *end;
-    errno = 0;
+    double number = strtod(text, &end);
     if (f->kind == 's') {
         *(const char **)f->value = text;
         return;
     }
-    double number = strtod(text, &end);
-    size_t length = strlen(text), digits = strspn(text + (*text == '-'), "0123456789");
-    bool whole = f->kind == 'f' ? end == text + length && strspn(text, "+-.0123456789eE") == length : digits + (*text == '-') == length;
-    if (!length || !digits * (f->kind != 'f') > whole || !whole) usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
-    if (f->kind == 'u') number = *text == '-' ? -1 : (*(uint64_t *)f->value = strtoull(text, NULL, 10), errno ? INFINITY : number);
-    if (!(number >= f->low && number <= f->high))
+    if (!*text || text[strspn(text, "+-.0123456789eE")] || *end || (f->kind == 'u' && text[strspn(text, "0123456789")]))
+        usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
+    errno = 0;
+    if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10);
+    if (!(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)) || (f->kind == 'u' && errno))
         usage_error("%s %s is out of range, %.9g to %.9g (see run --help)", f->name, text, f->low, f->high);
     if (f->kind != 'u') *(double *)f->value = number;
 }
@@ -1252,14 +1170,15 @@ static void parse_options(Options *o, int argc, char **argv) {
     clock_gettime(CLOCK_REALTIME, &now);
     *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256, .temperature = 1, .top_p = 0.9, .penalty = 1,
                    .seed = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000};
+    static char usage[] = "", version[] = "run.c 1.0\n";
     const Flag flags[] = {
         {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0}, {"-I", 's', &o->ids, 0, 0},
         {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX},
         {"-b", 'i', &o->chunk, 1, INT_MAX}, {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024},
         {"-k", 'i', &o->top_k, 0, INT_MAX}, {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1},
         {"--min-p", 'f', &o->min_p, 0, 1}, {"--repeat-penalty", 'f', &o->penalty, DBL_MIN, DBL_MAX},
-        {"-s", 'u', &o->seed, 0, 0x1p64}, {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'h', NULL, 0, 0},
-        {"--help", 'h', NULL, 0, 0}, {"--version", 'v', NULL, 0, 0},
+        {"-s", 'u', &o->seed, 0, 0x1p64}, {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'h', usage, 0, 0},
+        {"--help", 'h', usage, 0, 0}, {"--version", 'h', version, 0, 0},
     };
     const Flag *const last = flags + sizeof flags / sizeof *flags;
     for (int i = 1; i < argc; i++) {
@@ -1267,16 +1186,13 @@ static void parse_options(Options *o, int argc, char **argv) {
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
         const Flag *f = flags;
         while (f < last && (strlen(f->name) != length || strncmp(f->name, word, length))) f++;
-        if (f < last && strchr("bhv", f->kind)) {
-            if (equals) usage_error("%s takes no value (see run --help)", f->name);
-            if (f->kind == 'b') *(bool *)f->value = true;
-            else exit((print(f->kind == 'h' ? USAGE : "run.c 1.0\n", f->kind == 'h' ? sizeof USAGE - 1 : 10), 0));
-        } else if (f < last) {
-            if (!equals && ++i == argc) usage_error("%s needs a value (see run --help)", f->name);
-            set_flag(f, equals ? equals + 1 : argv[i]);
-        } else if (word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
-        else if (o->model) usage_error("%s and %s are both named as the model (see run --help)", o->model, word);
-        else o->model = word;
+        if (f == last && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
+        if (f == last && o->model) usage_error("%s and %s are both named as the model (see run --help)", o->model, word);
+        if (f == last) o->model = word;
+        else if (f->kind == 'b') *(bool *)f->value = true;
+        else if (f->kind == 'h') exit((fputs(f->value == usage ? USAGE : version, stdout), 0));
+        else if (!equals && i + 1 == argc) usage_error("%s needs a value (see run --help)", f->name);
+        else set_flag(f, equals ? equals + 1 : argv[++i]);
     }
 }
 
@@ -1287,15 +1203,14 @@ static Mode check_options(const Options *o) {
     static const char *const names[] = {"generate", "tokenize", "detokenize", "logits", "hidden", "perplexity", "check"};
     Mode mode = GENERATE;
     while (mode < N_MODES && strcmp(o->mode, names[mode])) mode++;
-    bool binary = mode == LOGITS || mode == HIDDEN, no_model = mode == TOKENIZE || mode == DETOKENIZE;
+    bool binary = mode == LOGITS || mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
     if (mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode);
     if (!!o->text + !!o->file + !!o->ids > 1) usage_error("more than one of -i, -f and -I is given (leave the others out)");
-    if (!o->model && !no_model) usage_error("no model is named (usage: run MODEL [options], see run --help)");
+    if (!o->model && mode != TOKENIZE && mode != DETOKENIZE) usage_error("no model is named (run MODEL [options])");
     if (mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
     if (mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
-    if (o->output && !binary) usage_error("-o %s is for -m logits and hidden (redirect standard output instead)", o->output);
-    if (binary && (!o->output || !strcmp(o->output, "-")) && isatty(STDOUT_FILENO))
-        usage_error("-m %s writes binary and standard output is a terminal (use -o FILE)", o->mode);
+    if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect the output instead)", o->mode);
+    if (binary && to_stdout && isatty(STDOUT_FILENO)) usage_error("-m %s would write binary to a terminal (use -o FILE)", o->mode);
     return mode;
 }
 
@@ -1311,24 +1226,23 @@ static void set_threads(int threads) {
 #ifndef RUN_NO_MAIN
 int main(int argc, char **argv) {
     Options o;
+    Model m = {0};
+    Tokenizer t = {0};
     parse_options(&o, argc, argv);
     Mode mode = check_options(&o);
     set_threads((int)o.threads);
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
-    Model m = {0};
-    Tokenizer t = {0};
+    bool needs_tokenizer = mode == TOKENIZE || mode == DETOKENIZE || o.text || o.file || (mode == CHECK && o.tokenizer);
     if (o.model) load_model(&m, o.model);
-    bool text = o.text || o.file || mode == DETOKENIZE || (mode == GENERATE && !o.print_ids) || (mode == CHECK && o.tokenizer);
-    if (text) load_tokenizer(&t, &o, &m);
+    if (needs_tokenizer || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
     if (mode == CHECK) return check(&o, &m), 0;
     Prompt p = read_prompt(&o, &t, o.model ? m.config.vocab_size : t.n_ids);
-    if (mode != TOKENIZE && mode != DETOKENIZE && mode != PERPLEXITY) start_from_bos(&p, &m);
+    if (mode == GENERATE || mode == LOGITS || mode == HIDDEN) start_from_bos(&p, &m);
     if (mode == GENERATE) generate(&o, &m, &t, &p);
-    else if (mode == LOGITS || mode == HIDDEN) write_states(&o, &m, &p, mode == HIDDEN);
     else if (mode == PERPLEXITY) perplexity(&o, &m, &p);
-    else if (mode == DETOKENIZE) detokenize(&t, &p);
-    else for (size_t i = 0; i <= p.n; i++) i < p.n ? print_id(p.ids[i], i == 0) : print("\n", 1);
+    else if (mode == LOGITS || mode == HIDDEN) write_states(&o, &m, &p, mode == HIDDEN);
+    else translate(&t, &p, mode == TOKENIZE);
     return 0;
 }
 #endif

@@ -138,8 +138,9 @@ def successor_model(path, follow, dim=64, **changes):
     Attention and FFN add nothing; the classifier's row of follow[id] points along the embedding of id."""
     c = config(**{**dict(dim=dim, hidden_dim=16, n_layers=1, tied=0), **changes})
     t = tensors(c, 3)
-    t["0.wo"] *= 0
-    t["0.w2"] *= 0
+    for l in range(c["n_layers"]):
+        t[f"{l}.wo"] *= 0
+        t[f"{l}.w2"] *= 0
     rows = t["token_embedding"] / np.linalg.norm(t["token_embedding"], axis=1, keepdims=True)
     t["token_embedding"] = rows
     t["final_norm"] = np.ones_like(t["final_norm"])

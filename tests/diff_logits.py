@@ -13,11 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-# Bounds on our error over float64, in terms of PyTorch float32's own (one thread): RMS no larger, largest twice. Over a
-# few positions PyTorch's RMS error is a matter of luck, so over T of them the bound is 1 + 1 / sqrt(T) (measured: a
-# ratio of up to 1.48 at T = 1, 1.22 at 2, 0.6 at 17). The tests, pooled over many, ask for 1.
-LARGEST = 2.0
+# Bounds on our error over float64, in terms of PyTorch float32's own (one thread): RMS no larger, largest error of the
+# logits at most twice. In the layers one position decides the largest error: where activations of thousands arise, at
+# the first token as a rule, the error is a matter of luck (measured on SmolLM2: 0.1 to 7.8 of PyTorch's). Over few
+# positions it decides the rest too, hence the slack (RMS at 1 position up to 5.5 of PyTorch's, at 8 1.8, at 64 0.8).
+LARGEST, LARGEST_IN_LAYERS = 2.0, 16.0
 CLOSE = 1e-4  # argmax may differ where the first two logits of float64 are nearer than this
+
+
+def slack(positions):
+    return 1 + 8 / positions
 
 
 class Failure(Exception):
@@ -47,8 +52,9 @@ class Row:
         self.ours, self.theirs = Errors(ours, f64, scale), Errors(f32, f64, scale)
         # Rounding an exact result to float32 costs up to half a unit in the last place: never held against us.
         floor = rms(values / scale) * 2.0 ** -24
-        self.rms_bound = (1 + len(f64) ** -0.5) * max(self.theirs.weighed_rms, floor)
-        self.largest_bound = LARGEST * max(self.theirs.weighed_largest, 4 * floor)
+        self.rms_bound = slack(len(f64)) * max(self.theirs.weighed_rms, floor)
+        largest = LARGEST_IN_LAYERS if relative else LARGEST
+        self.largest_bound = slack(len(f64)) * largest * max(self.theirs.weighed_largest, 4 * floor)
 
     @property
     def ratio(self):
@@ -91,11 +97,11 @@ def divergence(logits, f64):
     return (np.exp(true) * (true - log_softmax(logits))).sum(1)
 
 
-def wrong_argmax(logits, f64):
-    """Positions where the argmax differs though float64's first two logits are not close; and how many are close."""
+def wrong_argmax(chosen, f64):
+    """Positions whose chosen id (T,) is not float64's argmax though its first two are not close; how many are close."""
     first_two = np.partition(f64, -2, axis=1)[:, -2:]
     close = first_two[:, 1] - first_two[:, 0] <= CLOSE
-    return np.flatnonzero(~close & (logits.argmax(1) != f64.argmax(1))), int(close.sum())
+    return np.flatnonzero(~close & (chosen != f64.argmax(1))), int(close.sum())
 
 
 def call(command):
@@ -161,7 +167,7 @@ def diff(source, model, run, text=None, count=256):
     if hidden.shape != f64[1].shape or logits.shape != f64[0].shape:
         raise Failure(f"{model} has {len(hidden) - 1} layers, {source} {len(f64[1]) - 1} (it is of another model)")
     rows = compare_all(hidden, logits, f32, f64)
-    return report(rows, [divergence(x, f64[0]) for x in (logits, f32[0])], *wrong_argmax(logits, f64[0]))
+    return report(rows, [divergence(x, f64[0]) for x in (logits, f32[0])], *wrong_argmax(logits.argmax(1), f64[0]))
 
 
 def main(argv=None):

@@ -86,8 +86,8 @@ def to_adjacent(rows, n_heads):
     return halves.transpose(1, 2).reshape(rows.shape)
 
 
-META_NAMES = {"self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv",
-              "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+META_NAMES = {"self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk",
+              "self_attn.v_proj": "attention.wv", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
               "mlp.down_proj": "feed_forward.w2", "input_layernorm": "attention_norm",
               "post_attention_layernorm": "ffn_norm", "model.embed_tokens": "tok_embeddings", "model.norm": "norm",
               "lm_head": "output", "model.layers": "layers"}
@@ -122,7 +122,7 @@ def meta_folder(folder, path, shards=1, embedding_axis=1, **parameters):
     path = Path(path)
     path.mkdir(parents=True)
     tensors, config = meta_state(folder)
-    axes = {"wq": 0, "wk": 0, "wv": 0, "w1": 0, "w3": 0, "output": 0, "wo": 1, "w2": 1, "tok_embeddings": embedding_axis}
+    axes = dict(wq=0, wk=0, wv=0, w1=0, w3=0, output=0, wo=1, w2=1, tok_embeddings=embedding_axis)
     for shard in range(shards):
         pieces = {name: tensor.chunk(shards, axis)[shard].clone() if (axis := axes.get(name.split(".")[-2])) is not None
                   else tensor for name, tensor in tensors.items()}
@@ -136,7 +136,8 @@ def meta_folder(folder, path, shards=1, embedding_axis=1, **parameters):
 GGUF_NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
               "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
               "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-              "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk"}
+              "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+              "model.layers": "blk"}
 
 
 def gguf_file(folder, path, quantization="F32", edit=None, tensors=None):

@@ -19,7 +19,7 @@ static void answer(const Request *q, const int32_t *history, const float *logits
                  .top_k = (size_t)q->top_k, .state = q->seed};
     new_sampler(&s, n);
     for (int i = 0; i < q->history; i++) s.seen[history[i]] = true;
-    int best = penalize(&s, logits, 0);
+    size_t best = penalize(&s, logits, 0);
     if (s.temperature > 0) filter(&s, s.logits[best]);
     else s.weights[best] = 1;
     double total = 0;

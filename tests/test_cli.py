@@ -492,7 +492,7 @@ def test_not_a_number_among_the_logits(tmp_path):
     t["final_norm"][3] = np.nan
     write(tmp_path / "m.bin", c, t)
     for flags in ("-t 0", "-t 1", "-p 1", "-k 5", "-p 0.5 --min-p 0.1 --repeat-penalty 1.1"):
-        done = run(tmp_path / "m.bin", "-I", "5 6 7", "--ids", *flags.split())
+        done = run(tmp_path / "m.bin", "-I", "5 6 7", "--ids", "-n", "9", *flags.split())
         assert done.returncode == 1 and re.fullmatch(rb"run: [^\n]*NaN[^\n]*\n", done.stderr, re.I), done
         assert re.search(rb"position (2|3)\b", done.stderr) and done.stdout in (b"", b"5 6 7", b"5 6 7\n")
     refused(1, tmp_path / "m.bin", "-m", "perplexity", "-I", "5 6 7")
@@ -772,29 +772,37 @@ def peak_kilobytes(args):
     return peak
 
 
-def test_a_long_context_takes_only_what_is_used(tmp_path):
-    """B37: Llama-3.2-1B's cache would be 8 GiB at its full context; 8 tokens touch little of it."""
-    write(tmp_path / "m.bin", config(dim=32, hidden_dim=32, n_layers=16, n_heads=32, n_kv_heads=8, head_dim=64,
-                                     seq_len=131072, eos=[]))
-    assert peak_kilobytes([binary(), tmp_path / "m.bin", "-I", "5", "--ids", "-n", "8"]) < 100_000
-    assert peak_kilobytes([binary(), tmp_path / "m.bin", "-I", "5", "--ids", "-n", "8", "-c", "131072"]) < 100_000
-    assert b"8589934592" in good(tmp_path / "m.bin", "-m", "check", "-c", "131072").replace(b",", b"")
-    write(tmp_path / "m.bin", config(dim=32, hidden_dim=32, n_layers=16, n_heads=32, n_kv_heads=8, head_dim=64,
-                                     seq_len=2**31 - 1, eos=[]))
-    done = run(tmp_path / "m.bin", "-I", "5", "--ids", "-n", "8")
-    assert done.returncode == 0 and re.search(rb"2147483647", done.stderr)           # lowered, and said so
-    done = run(tmp_path / "m.bin", "-I", "5", "--ids", "-n", "8", "-c", 2**31 - 1)
-    assert done.returncode == 1 and re.fullmatch(rb"run: [^\n]*-c[^\n]*\n", done.stderr), done
+def long_context(path, seq_len, n_layers):
+    """A model that stops after one token, with the cache of a Llama 3.2: 4 KiB a layer and position."""
+    successor_model(path, {5: 2}, dim=32, hidden_dim=32, n_layers=n_layers, n_heads=32, n_kv_heads=8, head_dim=64,
+                    seq_len=seq_len)
+    return path, "-I", "5", "--ids", "-t", "0"
 
 
-def test_too_little_address_space(tiny, tmp_path):
+@pytest.mark.parametrize("n_layers, cache", [(16, 8_589_934_592), (28, 15_032_385_536)])
+def test_a_long_context_takes_only_what_is_used(tmp_path, n_layers, cache):
+    """B37: a full context of 131,072 asks for gigabytes of cache; one token touches little of it."""
+    args = long_context(tmp_path / "m.bin", 131072, n_layers)
+    for flags in (["-n", "8"], ["-n", "-1"], ["-n", "8", "-c", "131072"]):
+        assert peak_kilobytes([binary(), *args, *flags]) < 100_000
+    assert str(cache).encode() in good(args[0], "-m", "check").replace(b",", b"")
+
+
+def test_a_context_that_no_memory_holds(tmp_path):
+    """Lowered by default, which is said; an error that names -c where -c asks for it."""
+    args = long_context(tmp_path / "m.bin", 2**31 - 1, 28)
+    done = run(*args, "-n", "-1")
+    assert done.returncode == 0 and done.stdout == b"5\n" and re.search(rb"^run: note: .*\b2147483647\b", done.stderr)
+    refused(1, *args, "-n", "-1", "-c", 2**31 - 1, words=[r"\b\d{15,}\b", "-c"])
+    assert good(*args, "-n", "3", "-c", 2**31 - 1) == b"5\n"
+
+
+def test_too_little_address_space(tmp_path):
     """An allocation that fails is one line with the number of bytes and what to lower."""
-    write(tmp_path / "m.bin", config(dim=32, hidden_dim=32, n_layers=16, n_heads=32, n_kv_heads=8, head_dim=64,
-                                     seq_len=131072, eos=[]))
-    done = subprocess.run(["sh", "-c", 'ulimit -v 500000; exec "$0" "$@"', binary(), tmp_path / "m.bin", "-I", "5",
-                           "--ids", "-n", "2", "-j", "1", "-c", "131072"],
-                          capture_output=True, timeout=60)
-    is_one_error(done, 1, rb"\d{7,}", "-c")
+    args = long_context(tmp_path / "m.bin", 131072, 16)
+    done = subprocess.run(["sh", "-c", 'ulimit -v 500000; exec "$0" "$@"', binary(), *args, "-n", "-1", "-j", "1",
+                           "-c", "131072"], capture_output=True, timeout=60)
+    is_one_error(done, 1, r"\b\d{10,}\b", "-c")
 
 
 def test_a_file_of_5_gib(tmp_path):

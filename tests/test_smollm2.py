@@ -9,12 +9,13 @@ import pytest
 
 import checkpoint
 import diff_logits
-import models
 import reference
 import stories
 from conftest import binary, good, need
 
-PROMPTS = 1, 17, 500
+# Lengths of prompts, cut from the text. Many short ones: a prompt's first position has activations of thousands in most
+# layers, whose error is a matter of luck and large, so that few prompts tell nothing about the layers' errors.
+PROMPTS = [1] * 12 + [17] * 8 + [500]
 TOKENS = 2000
 MEAN_RATIO = 0.7
 
@@ -29,7 +30,7 @@ def source():
 
 @pytest.fixture(scope="module")
 def model(source, tmp_path_factory):
-    return models.export(source, tmp_path_factory.mktemp("smollm2") / "smollm2.bin")
+    return reference.exported(source, tmp_path_factory.mktemp("smollm2") / "smollm2.bin")
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +44,13 @@ def ids(source):
 @pytest.fixture(scope="module")
 def results(source, model, ids):
     """PyTorch's and our logits and hidden states for the prompts; PyTorch's model, in float64 from then on."""
+    prompts = [ids[70 * i:70 * i + n] for i, n in enumerate(PROMPTS)]
     torch_model = reference.load(source)
-    f32 = [reference.forward(torch_model, ids[:n]) for n in PROMPTS]
+    f32 = [reference.forward(torch_model, p) for p in prompts]
     reference.to_float64(torch_model)
-    f64 = [reference.forward(torch_model, ids[:n]) for n in PROMPTS]
-    ours = [[diff_logits.engine(binary(), model, mode, ids[:n], width)
-             for mode, width in (("logits", 49152), ("hidden", 576))] for n in PROMPTS]
+    f64 = [reference.forward(torch_model, p) for p in prompts]
+    ours = [[diff_logits.engine(binary(), model, mode, p, width)
+             for mode, width in (("logits", 49152), ("hidden", 576))] for p in prompts]
     return SimpleNamespace(f32=f32, f64=f64, ours=ours, torch_model=torch_model)
 
 
@@ -77,20 +79,21 @@ def test_header(source, model):
 
 def test_errors_are_no_larger_than_pytorchs(results, capfd):
     rows = pooled(results)
-    logits = rows[-1]
     with capfd.disabled():
-        print("\nSmolLM2, prompts of 1, 17 and 500 tokens", file=sys.stderr)
-        for r in rows[1:]:
-            print(f"{r.name:16} {r.ours.max():9.2e} {r.theirs.max():9.2e}  {r.ours_rms:9.2e} {r.theirs_rms:9.2e}  "
-                  f"{r.ours_rms / r.theirs_rms:5.2f}", file=sys.stderr)
+        print(f"\n{'SmolLM2, prompts of 1, 17 and 500 tokens':40} {'largest error':^19}  {'RMS error':^19}  of vectors",
+              file=sys.stderr)
+        for r in rows:
+            print(f"{r.name:40} {r.ours.largest:9.2e} {r.theirs.largest:9.2e}  {r.ours.rms:9.2e} {r.theirs.rms:9.2e}  "
+                  f"{r.ratio:5.2f}", file=sys.stderr)
     for r in rows:
-        assert r.ours_rms <= r.theirs_rms and r.ours.max() <= 2 * r.theirs.max(), r.name
-    assert logits.ours_rms <= MEAN_RATIO * logits.theirs_rms
+        assert r.good and r.ratio <= 1, r.name
+        assert r.ours.rms <= r.theirs.rms and r.ours.largest <= 2 * r.theirs.largest, r.name
+    assert rows[-1].ratio <= MEAN_RATIO
 
 
 def test_argmax(results):
     for ours, f64 in zip(results.ours, results.f64):
-        assert not len(diff_logits.wrong_argmax(ours[0], f64[0])[0])
+        assert not len(diff_logits.wrong_argmax(ours[0].argmax(1), f64[0])[0])
 
 
 def test_greedy_generation(results, model, ids):
@@ -100,7 +103,7 @@ def test_greedy_generation(results, model, ids):
     out = [int(i) for i in out]
     assert out[:17] == prompt and len(out) == 117
     f64 = reference.forward(results.torch_model, out[:-1])[0][16:]
-    wrong, close = diff_logits.wrong_argmax(np.eye(f64.shape[1], dtype="f4")[out[17:]], f64)
+    wrong, close = diff_logits.wrong_argmax(np.array(out[17:]), f64)
     assert not len(wrong) and close < 5
 
 
