@@ -135,12 +135,15 @@ def replacing(path):
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
+        for file in temporary.iterdir() if temporary.is_dir() else [temporary] if temporary.exists() else []:
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
         if temporary.exists():
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary.is_file():
+            temporary.unlink()
 
 
 # ---- From config.json to the header ----
@@ -368,8 +371,9 @@ def open_gguf(path):
     fields = {key: float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-5, not 9.99999975e-06
               for key, value in fields.items()}
     arch, parts = fields.get("general.architecture"), fields.get("split.count", 1)
-    if arch not in ("llama", "qwen2") or parts > 1:
-        fail(f"{path}: GGUF architecture {arch!r}, {parts} parts (llama and qwen2, merged, are supported)")
+    if arch not in ("llama", "qwen2") or parts > 1 or reader.byte_order != "I":
+        fail(f"{path}: GGUF architecture {arch!r}, {parts} parts, byte order {reader.byte_order} (llama and qwen2, "
+             "merged, little-endian, are supported)")
     weights = {tensor.name: tensor for tensor in reader.tensors}
     shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in weights.items()}
 
@@ -378,7 +382,7 @@ def open_gguf(path):
 
     def read(name):
         kind, rows, result = weights[name].tensor_type, weights[name].data, np.empty(shapes[name], np.float32)
-        step = max(1, 2 ** 20 // shapes[name][-1]) if result.ndim > 1 else len(result)
+        step = len(result) or max(1, 2 ** 18 // shapes[name][-1]) if result.ndim > 1 else len(result)
         for row in range(0, len(result), step):  # dequantizing all at once takes several times the tensor
             result[row:row + step] = gguf.quants.dequantize(rows[row:row + step], kind)
         return result
@@ -399,6 +403,8 @@ def open_gguf(path):
         fail(f"{path}: {listing(f'{key} = {fields[key]}' for key in unknown)} (run.c has no such variant)")
     factors = read("rope_freqs.weight") if "rope_freqs.weight" in shapes else None
     shapes.pop("rope_freqs.weight", None)
+    if factors is not None and not all(0 < factor < math.inf for factor in factors):
+        fail(f"{path}: rope_freqs.weight holds {factors.min()} to {factors.max()} (positive numbers are expected)")
     if factors is not None and np.allclose(factors, gguf_factors(rope, head_dim, factors.max()), rtol=1e-5):
         rope, factors = rope | LLAMA3 | dict(factor=float(factors.max())), None
     stops = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
@@ -531,13 +537,13 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{path}: its config.json says otherwise about {listing(differing)}")
     if not np.array_equal(table, arrays["rope_freq", None][0]):
         fail(f"{path}: its frequencies are not those of its config.json (transformers could not load them)")
-    files = [file for name in TOKENIZER_FILES if tokenizer and (file := tokenizer / name).exists()]
+    origin = tokenizer and find_source(tokenizer)
+    files = [file for name in TOKENIZER_FILES if origin and (file := origin / name).exists()]
     if tokenizer and not files:
         fail(f"{tokenizer} holds no tokenizer files ({listing(TOKENIZER_FILES)})")
     if folder.exists() and any(folder.iterdir()):
         fail(f"{folder} is not empty (give a new one)")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(folder) as temporary:
         temporary.mkdir()
         huggingface_hub.save_torch_state_dict(
             {tensor_name(HUGGING_FACE, *key): torch.from_numpy(array) for key, array in arrays.items()
@@ -546,22 +552,19 @@ def to_hugging_face(folder, path, tokenizer):
         config.pop("torch_dtype", None)
         config |= dict(dtype="float32", rope_theta=rope["rope_theta"])
         config |= {} if rope["rope_type"] == "default" else dict(rope_scaling=rope)
-        for name, value in dict(config=config, generation_config=dict(
-                bos_token_id=config.get("bos_token_id"), eos_token_id=stops)).items():
-            (temporary / f"{name}.json").write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
+        generation = dict(bos_token_id=config.get("bos_token_id"), eos_token_id=stops)
+        for name, value in (("config.json", config), ("generation_config.json", generation)):
+            (temporary / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
         for file in files:
             shutil.copyfile(file, temporary / file.name)
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 # ---- Command line ----
 
 def export(source, path):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
-    if path.exists() and path.samefile(source):
-        fail(f"{path} is the source itself (give another name)")
+    if path.is_dir() or path.exists() and path.samefile(source):
+        fail(f"{path} is a folder or the source itself (give another name)")
     with replacing(path) as model, replacing(path.with_name(path.stem + ".tokenizer.bin")) as tokenizer:
         write_tokenizer(source, tokenizer)
         write_model(open_source(source), model, tokenizer_hash(source))
@@ -579,12 +582,12 @@ def main(arguments=None):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if a.hf:
-            to_hugging_face(Path(a.hf), Path(a.paths[0]), a.tokenizer_source and find_source(a.tokenizer_source))
+            to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
         elif a.tokenizer:
-            with replacing(Path(a.paths[1])) as temporary:
+            with replacing(Path(a.paths[1]).absolute()) as temporary:
                 write_tokenizer(find_source(a.paths[0]), temporary) or fail(f"{a.paths[0]} has no tokenizer")
         else:
-            export(find_source(a.paths[0]), Path(a.paths[1]))
+            export(find_source(a.paths[0]), Path(a.paths[1]).absolute())
     except (ExportError, OSError, MemoryError) as error:
         sys.exit(f"export.py: {error}")
     except KeyboardInterrupt:

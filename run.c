@@ -675,14 +675,543 @@ static const float *logits_of(Run *r, size_t first, size_t n) {
     return r->logits;
 }
 
-// ---- tokenizer ------------------------------------------------------------------------------------------------------
+// ---- the tokenizer --------------------------------------------------------------------------------------------------
+// Bytes to ids and back. Nothing here knows Unicode or a model: tokenizer.bin holds tables and small programs that export.py
+// makes from the model's tokenizer.json. The file, version 1: TokenizerHeader, then the sections' rows of uint32.
 
-typedef struct { size_t n_ids; uint64_t hash; } Tokenizer;
-typedef struct { int x; } Decoder;
-static void tokenizer_load(Tokenizer *t, const char *path) { (void)t; die("no tokenizers yet: %s (wait)", path); }
-static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, size_t *n) { (void)t, (void)text, (void)size; *n = 0; return NULL; }
-static void decode(const Tokenizer *t, Decoder *d, int id, bool show, Buffer *out) { (void)t, (void)d, (void)id, (void)show, (void)out; }
-static void decode_end(Decoder *d, Buffer *out) { (void)d, (void)out; }
+#define NONE UINT32_MAX  // in place of an id
+enum { IDS, DATA, CHARS, PAIRS, BYTES, WORDS, MASKS, RANGES, CODE, STEPS, RAW, ADDED, POST, MAP, MAPPED, MARKS, COMPOSE, N_SECTIONS };
+enum { OP_REPEAT, OP_SPLIT, OP_JUMP, OP_SUB, OP_BEHIND, OP_MATCH, N_OPS };
+enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, N_STEPS };
+enum { BYTE_UNITS = 1, FUSE_UNK = 2, WHOLE_WORDS = 4, STRIP_AFTER_BOS = 8 };  // TokenizerHeader.model
+enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8 };  // flags of ids (SPECIAL: hidden unless asked for), added tokens
+
+// A section's columns, as the loader checks them: d offset in DATA and, next, length (m: in MAPPED, M: in MAP), i id, n id or
+// NONE, u code point, r row of MASKS, k class, p row of CODE, a section of added tokens, . any number. Rows ascend by `keys`.
+static const struct { const char *columns; uint32_t width, keys; } sections[N_SECTIONS] = {
+    [IDS] = {"d-.", 3, 0},       // what each id decodes to; flags
+    [DATA] = {"", 0, 0},         // bytes
+    [CHARS] = {"ui", 2, 1},      // code point (BYTE_UNITS: byte), id: the symbols that merging begins with
+    [PAIRS] = {"ii.i", 4, 2},    // left id, right id, rank, merged id: the lowest rank merges first
+    [BYTES] = {"n", 1, 0},       // none or 256 ids: what a character without a symbol becomes, byte by byte
+    [WORDS] = {"d-i", 3, 0},     // by length, then bytes (WHOLE_WORDS): pieces that are an id without merging
+    [MASKS] = {"..", 2, 0},      // sets of character classes: bits 0-31, 32-63
+    [RANGES] = {"ur", 2, 1},     // the set of every code point from this one, first 0, to the next row's
+    [CODE] = {"....", 4, 0},     // op, a, b, c: the programs of patterns, see match()
+    [STEPS] = {".....", 5, 0},   // kind, a, b, c, d: what is done to every text, in this order
+    [RAW] = {"d-i.", 4, 0},      // by length, then bytes; flags: added tokens, found in the text as it comes
+    [ADDED] = {"d-i.", 4, 0},    // the same, found in the normalized text
+    [POST] = {"i", 1, 0},        // ids around every text: n_before in front, the others at the end
+    [MAP] = {"um-", 3, 0},       // what a code point becomes; ascending in each step's part
+    [MAPPED] = {"u", 1, 0},      // code points
+    [MARKS] = {"u.", 2, 1},      // code point, canonical combining class
+    [COMPOSE] = {"uu.u", 4, 2},  // two code points, 0, the one they compose to
+};
+
+typedef struct {
+    unsigned char magic[8];   // "run.t\r\n\x1a"
+    uint64_t file_size, hash; // fingerprint of the vocabulary, 0: unknown
+    uint32_t version, n_ids, bos, unk, model, n_before, word_class, space_class;  // BOS in front of every text; \w, \s of added tokens
+    uint32_t strip;           // how many spaces decoding drops in front; NONE: all of the first token's
+    uint32_t zero;
+    struct { uint32_t offset, n; } section[32];  // from the file's start; rows
+} TokenizerHeader;
+
+typedef struct { const uint32_t *at; size_t n; } Table;  // (n, width)
+
+typedef struct {
+    const char *path;
+    TokenizerHeader header;
+    Table table[N_SECTIONS];
+    const unsigned char *data;
+    uint32_t *first_pair;  // (n_ids + 1) row of PAIRS where each left id's begin
+    uint16_t *mask_row;    // (0x110100) row of MASKS of each code point
+    size_t n_ids;
+    uint64_t hash;
+    int bos;
+    bool adds_bos;
+} Tokenizer;
+
+typedef struct { uint32_t c, class; } Mark;                    // code point, canonical combining class
+typedef struct { uint32_t pc; size_t least, i; } Choice;       // at pc from byte i, then from each character back to least
+typedef struct { uint32_t id, before, next, merged; } Symbol;  // neighbours, and what it makes with the next; or NONE
+typedef struct { uint64_t order; uint32_t merged; } Merge;     // rank, position
+typedef struct { const unsigned char *s; size_t size; bool leads; } Stretch;  // leads: starts where the whole text does
+
+typedef struct {  // what encoding one text needs
+    const Tokenizer *t;
+    uint64_t budget;  // steps of patterns and bytes that may still be spent
+    int depth;
+    Buffer choices, symbols, merges, ids;
+} Encoder;
+
+// The first code point of s[0, n) and its length. A byte that begins no character is one of its own, 0x110000 + the byte.
+static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
+    size_t length = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : s[0] < 0xF5 ? 4 : 0;
+    uint32_t value = length > 1 ? s[0] & (0x7Fu >> length) : s[0];
+    bool valid = length && length <= n;
+    for (size_t k = 1; valid && k < length; k++) valid = (s[k] & 0xC0) == 0x80, value = value << 6 | (s[k] & 0x3F);
+    if (length == 3) valid = valid && value >= 0x800 && (value < 0xD800 || value > 0xDFFF);
+    if (length == 4) valid = valid && value >= 0x10000 && value <= 0x10FFFF;
+    *c = valid ? value : 0x110000u + s[0];
+    return valid ? length : 1;
+}
+
+static void utf8_append(Buffer *b, uint32_t c) {
+    size_t n = c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    unsigned char s[4] = {(unsigned char)c};
+    for (size_t k = n; n > 1 && k--; c >>= 6) s[k] = (unsigned char)(k ? 0x80 | (c & 0x3F) : (0xF0u << (4 - n)) | c);
+    append(b, s, n);
+}
+
+// Of rows [from, to) of a section the one whose keys are a (and b), or NULL.
+static const uint32_t *find_row(const Tokenizer *t, int section, size_t from, size_t to, uint32_t a, uint32_t b) {
+    while (from < to) {
+        size_t middle = from + (to - from) / 2;
+        const uint32_t *row = t->table[section].at + middle * sections[section].width, second = sections[section].keys < 2 ? b : row[1];
+        if (row[0] == a && second == b) return row;
+        if (row[0] < a || (row[0] == a && second < b)) from = middle + 1;
+        else to = middle;
+    }
+    return NULL;
+}
+
+// The row of WORDS or of added tokens with these bytes, or NULL.
+static const uint32_t *find_bytes(const Tokenizer *t, size_t section, const unsigned char *s, size_t n) {
+    for (size_t from = 0, to = t->table[section].n; from < to;) {
+        size_t middle = from + (to - from) / 2;
+        const uint32_t *row = t->table[section].at + middle * sections[section].width;
+        int order = row[1] == n ? memcmp(t->data + row[0], s, n) : row[1] < n ? -1 : 1;
+        if (order == 0) return row;
+        if (order < 0) from = middle + 1;
+        else to = middle;
+    }
+    return NULL;
+}
+
+// The length of the code point at (before) byte i if it is of class k, else 0.
+static size_t class_at(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
+    uint32_t c;
+    size_t n = i < x->size ? utf8_decode(x->s + i, x->size - i, &c) : 0;
+    return n && t->table[MASKS].at[2 * t->mask_row[c] + k / 32] >> k % 32 & 1 ? n : 0;
+}
+
+static size_t class_before(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
+    uint32_t c;
+    size_t n = 1;
+    while (n < 4 && n < i && (utf8_decode(x->s + i - n, n, &c) < n || c >= 0x110000)) n++;
+    if (i && (utf8_decode(x->s + i - n, n, &c) < n || c >= 0x110000)) n = 1;
+    return i && class_at(t, &(Stretch){x->s, i, 0}, i - n, k) ? n : 0;
+}
+
+static void spend(Encoder *e, size_t n) {
+    if (e->budget < n) die("tokenizer %s takes too long on this text (split the text)", e->t->path);
+    e->budget -= n;
+}
+
+// Patterns: runs the program at pc from byte i on, backtracking. Where the match ends, or SIZE_MAX.
+static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
+    const uint32_t *code = e->t->table[CODE].at;
+    size_t base = e->choices.size, k, n, least;
+    if (e->depth++ == 32) die("tokenizer %s has a pattern nested too deeply (export it again)", e->t->path);
+    for (bool good = true;; good = true) {
+        const uint32_t *op = code + 4 * pc++, a = op[1], b = op[2], c = op[3];
+        uint32_t count = 0;
+        if (op[0] == OP_MATCH) break;
+        if (op[0] == OP_REPEAT) {  // b to c code points of class a: as many as there are, then fewer
+            for (k = least = i; count < c && (n = class_at(e->t, x, k, a)); least = ++count <= b ? k : least) k += n;
+            good = count >= b;
+            if (good && k > least) append(&e->choices, &(Choice){pc, least, k - class_before(e->t, x, k, a)}, sizeof(Choice));
+            i = k;
+        } else if (op[0] == OP_SPLIT) {  // on at a, then at b
+            append(&e->choices, &(Choice){b, i, i}, sizeof(Choice));
+            pc = a;
+        } else if (op[0] == OP_JUMP) pc = a;
+        else if (op[0] == OP_SUB) {  // what follows, by itself, then on at a; b: 0 look-ahead, 1 negative, 2 atomic
+            k = match(e, x, pc, i);
+            good = (k == SIZE_MAX) == (b == 1);
+            if (b == 2) i = k;
+            pc = a;
+        } else good = (class_before(e->t, x, i, a) > 0) != (b == 1) && (!c || x->leads);  // OP_BEHIND: after one of class a (b: not)
+        spend(e, e->choices.size - base > 4 * sizeof(Choice) * (x->size + 64) ? SIZE_MAX : count + 1);
+        if (good) continue;
+        i = SIZE_MAX;
+        if (e->choices.size == base) break;
+        Choice *next = (Choice *)(void *)(e->choices.data + e->choices.size) - 1;
+        pc = next->pc, i = next->i;
+        if (i == next->least) e->choices.size -= sizeof *next;
+        else next->i -= class_before(e->t, x, i, code[4 * (pc - 1) + 1]);  // of the OP_REPEAT
+    }
+    e->choices.size = base;
+    e->depth--;
+    return i;
+}
+
+// The next match, leftmost; an empty one does not touch the one before. *start is SIZE_MAX before the first.
+static bool next_match(Encoder *e, const Stretch *x, uint32_t pc, size_t *start, size_t *end) {
+    uint32_t c;
+    for (size_t i = *end; i <= x->size; i += i < x->size ? utf8_decode(x->s + i, x->size - i, &c) : 1) {
+        size_t stop = match(e, x, pc, i);
+        if (stop == SIZE_MAX || (stop == i && i == *end && *start != SIZE_MAX)) continue;
+        *start = i, *end = stop;
+        return true;
+    }
+    return false;
+}
+
+static void run_steps(Encoder *e, size_t step, Stretch x);
+
+// STEP_ADDED: tokens of section a become ids, leftmost-longest. They begin with a code point of class b, go on with one of
+// class c and have at most d bytes.
+static void split_added(Encoder *e, size_t k, const Stretch *x) {
+    const Tokenizer *t = e->t;
+    const uint32_t *step = t->table[STEPS].at + 5 * k, word = t->header.word_class, space = t->header.space_class;
+    size_t done = 0, end;
+    for (size_t i = 0, n; i <= x->size; i = end) {
+        const uint32_t *a = NULL;
+        size_t start = i, first = class_at(t, x, i, step[2]), length = min_size(step[4], x->size - i);
+        if (first && (i + first == x->size || class_at(t, x, i + first, step[3])))
+            for (; length && !a; length--) a = find_bytes(t, step[1], x->s + i, length);
+        end = i + (a ? a[1] : 1);
+        if (a && a[3] & SINGLE_WORD && (class_before(t, x, i, word) || class_at(t, x, end, word))) continue;
+        size_t stop = end;
+        while (a && a[3] & LSTRIP && start > done && (n = class_before(t, x, start, space))) start -= n;
+        while (a && a[3] & RSTRIP && (n = class_at(t, x, stop, space))) stop += n;
+        if ((a || i == x->size) && done < start) run_steps(e, k + 1, (Stretch){x->s + done, start - done, x->leads && !done});
+        if (a) append(&e->ids, &a[2], sizeof a[2]), done = stop;
+    }
+}
+
+// STEP_SPLIT: matches of program a (kind 1) and what lies between them (kind 0). A new piece begins where bit 2 x (kind
+// before) + kind of b is set; a kind whose bit 4 + kind of b is set becomes the d bytes at c.
+static void split_pattern(Encoder *e, size_t k, const Stretch *x) {
+    const uint32_t *step = e->t->table[STEPS].at + 5 * k, bits = step[2];
+    Buffer piece = {0};
+    bool leads = x->leads, more = true;
+    size_t start = SIZE_MAX, end = 0;
+    for (uint32_t kind, last = 2; more;) {
+        size_t part[3] = {end, x->size, x->size};
+        if ((more = next_match(e, x, step[1], &start, &end))) part[1] = start, part[2] = end;
+        for (kind = part[0] == part[1]; kind < 1u + more; last = kind++) {
+            if (last < 2 && bits >> (2 * last + kind) & 1) {
+                run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads});
+                piece.size = 0, leads = false;
+            }
+            if (bits >> (4 + kind) & 1) append(&piece, e->t->data + step[3], step[4]);
+            else append(&piece, x->s + part[kind], part[kind + 1] - part[kind]);
+        }
+    }
+    run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads});
+    free(piece.data);
+}
+
+// Appends c behind those of its combining class: canonical ordering.
+static void push_mark(Encoder *e, Buffer *marks, uint32_t c, bool ordered) {
+    const uint32_t *row = ordered ? find_row(e->t, MARKS, 0, e->t->table[MARKS].n, c, 0) : NULL;
+    Mark new = {c, row ? row[1] : 0};
+    size_t i = marks->size / sizeof new;
+    append(marks, &new, sizeof new);
+    Mark *m = (Mark *)(void *)marks->data;
+    for (; new.class && i && m[i - 1].class > new.class; i--, spend(e, 1)) m[i] = m[i - 1];
+    m[i] = new;
+}
+
+// Canonical composition: each mark joins the last starter unless one of its class or above stands between. The new n.
+static size_t compose(const Tokenizer *t, Mark *m, size_t n) {
+    size_t out = 0, starter = SIZE_MAX;
+    for (size_t i = 0; i < n; i++) {
+        bool open = starter < out && (starter == out - 1 || m[out - 1].class < m[i].class);
+        const uint32_t *pair = open ? find_row(t, COMPOSE, 0, t->table[COMPOSE].n, m[starter].c, m[i].c) : NULL;
+        if (pair) m[starter].c = pair[3];
+        else {
+            if (m[i].class == 0) starter = out;
+            m[out++] = m[i];
+        }
+    }
+    return out;
+}
+
+// STEP_NORMALIZE: code points become what the d rows of MAP from c on say; a & 1: canonical ordering, a & 2: composition.
+// A stretch without any of class b is as it should be.
+static void normalize(Encoder *e, size_t k, const Stretch *x) {
+    const Tokenizer *t = e->t;
+    const uint32_t *step = t->table[STEPS].at + 5 * k, *mapped = t->table[MAPPED].at;
+    Buffer marks = {0}, out = {0};
+    bool as_is = true;
+    uint32_t c;
+    for (size_t i = 0; i < x->size; i += utf8_decode(x->s + i, x->size - i, &c)) as_is = as_is && !class_at(t, x, i, step[2]);
+    for (size_t i = 0; i < x->size && !as_is;) {
+        i += utf8_decode(x->s + i, x->size - i, &c);
+        const uint32_t *row = find_row(t, MAP, step[3], step[3] + step[4], c, 0);
+        for (size_t j = 0; j < (row ? row[2] : 1); j++) push_mark(e, &marks, row ? mapped[row[1] + j] : c, step[1] & 1);
+    }
+    Mark *m = (Mark *)(void *)marks.data;
+    size_t n = marks.size / sizeof *m;
+    if (step[1] & 2) n = compose(t, m, n);
+    for (size_t i = 0; i < n; i++) utf8_append(&out, m[i].c);
+    run_steps(e, k + 1, as_is ? *x : (Stretch){out.data, out.size, x->leads});
+    free(marks.data), free(out.data);
+}
+
+static void push_symbol(Encoder *e, uint32_t id) {
+    uint32_t i = (uint32_t)(e->symbols.size / sizeof(Symbol));
+    append(&e->symbols, &(Symbol){id, i - 1, i + 1, NONE}, sizeof(Symbol));
+}
+
+// Byte-pair encoding begins with these. A character without a symbol becomes its byte tokens, else unk, else nothing.
+static void push_symbols(Encoder *e, const unsigned char *s, size_t size) {
+    const Tokenizer *t = e->t;
+    const uint32_t *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL, unk = t->header.unk, model = t->header.model;
+    bool due = false;  // an unk; byte tokens overtake it, as in `tokenizers`
+    for (size_t i = 0, n; i < size; i += n) {
+        uint32_t c = s[i];
+        n = model & BYTE_UNITS ? 1 : utf8_decode(s + i, size - i, &c);
+        const uint32_t *row = find_row(t, CHARS, 0, t->table[CHARS].n, c, 0);
+        bool as_bytes = !row && bytes;
+        for (size_t k = 0; k < n; k++) as_bytes = as_bytes && bytes[s[i + k]] != NONE;
+        for (size_t k = 0; k < n && as_bytes; k++) push_symbol(e, bytes[s[i + k]]);
+        if (as_bytes || (!row && unk == NONE)) continue;
+        if (due && (row || !(model & FUSE_UNK))) push_symbol(e, unk);
+        due = !row;
+        if (row) push_symbol(e, row[1]);
+    }
+    if (due) push_symbol(e, unk);
+}
+
+// Finds what symbol i makes with the next one and puts the merge on the heap.
+static void push_merge(Encoder *e, uint32_t i) {
+    const uint32_t *first = e->t->first_pair, *pair = NULL;
+    Symbol *s = (Symbol *)(void *)e->symbols.data + i;
+    if (s->next != NONE) pair = find_row(e->t, PAIRS, first[s->id], first[s->id + 1], s->id, s[s->next - i].id);
+    s->merged = pair ? pair[3] : NONE;
+    if (!pair) return;
+    Merge new = {(uint64_t)pair[2] << 32 | i, pair[3]};
+    size_t k = e->merges.size / sizeof new;
+    append(&e->merges, &new, sizeof new);
+    Merge *heap = (Merge *)(void *)e->merges.data;
+    for (; k > 0 && heap[(k - 1) / 2].order > new.order; k = (k - 1) / 2) heap[k] = heap[(k - 1) / 2];
+    heap[k] = new;
+}
+
+static Merge pop_merge(Encoder *e) {
+    Merge *heap = (Merge *)(void *)e->merges.data, first = heap[0];
+    size_t n = (e->merges.size -= sizeof first) / sizeof first, k = 0;
+    for (size_t child; (child = 2 * k + 1) < n; k = child) {
+        if (child + 1 < n && heap[child + 1].order < heap[child].order) child++;
+        if (heap[child].order >= heap[n].order) break;
+        heap[k] = heap[child];
+    }
+    heap[k] = heap[n];
+    return first;
+}
+
+// Byte-pair encoding of one piece: the neighbours of lowest rank merge first, the leftmost of these. O(n log n).
+static void merge_piece(Encoder *e, const unsigned char *s, size_t size) {
+    const uint32_t *word = e->t->header.model & WHOLE_WORDS ? find_bytes(e->t, WORDS, s, size) : NULL;
+    e->symbols.size = 0;
+    if (word) push_symbol(e, word[2]);
+    else push_symbols(e, s, size);
+    Symbol *x = (Symbol *)(void *)e->symbols.data;
+    size_t n = e->symbols.size / sizeof *x;
+    if (n) x[n - 1].next = NONE;
+    for (uint32_t i = 0; i < n; i++) push_merge(e, i);
+    while (e->merges.size) {
+        Merge m = pop_merge(e);
+        uint32_t i = (uint32_t)m.order, next = x[i].next;
+        if (x[i].merged != m.merged) continue;  // one of the two has merged otherwise
+        x[i].id = m.merged, x[i].next = x[next].next, x[next].id = x[next].merged = NONE;
+        if (x[i].next != NONE) x[x[i].next].before = i;
+        if (x[i].before != NONE) push_merge(e, x[i].before);
+        push_merge(e, i);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (x[i].id != NONE) append(&e->ids, &x[i].id, sizeof x[i].id);
+}
+
+// Takes a stretch of the text through the steps from number `step` on; a piece that has come through is merged.
+static void run_steps(Encoder *e, size_t step, Stretch x) {
+    static void (*const kinds[N_STEPS])(Encoder *, size_t, const Stretch *) = {split_added, split_pattern, normalize};
+    if (!x.size) return;
+    spend(e, x.size < NONE / 4 ? x.size : SIZE_MAX);
+    if (step == e->t->table[STEPS].n) merge_piece(e, x.s, x.size);
+    else kinds[e->t->table[STEPS].at[5 * step]](e, step, &x);
+}
+
+// The ids of a text, those that the tokenizer adds around it included. The caller frees them.
+static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, size_t *n) {
+    Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)size};
+    const Table *post = &t->table[POST], *bytes = &t->table[BYTES];
+    size_t before = t->header.n_before;
+    for (size_t i = 0, length; i < size && !(t->header.model & BYTE_UNITS); i += length) {
+        uint32_t c;
+        length = utf8_decode(text + i, size - i, &c);
+        if (c >= 0x110000 && (!bytes->n || bytes->at[text[i]] == NONE))
+            die("byte %zu of the text, 0x%02X, is not UTF-8, and %s has no token for it (mend the text)", i, text[i], t->path);
+    }
+    append(&e.ids, post->at, before * sizeof *post->at);
+    run_steps(&e, 0, (Stretch){text, size, true});
+    append(&e.ids, post->at + before, (post->n - before) * sizeof *post->at);
+    free(e.choices.data), free(e.symbols.data), free(e.merges.data);
+    *n = e.ids.size / sizeof(int);
+    return (int *)(void *)e.ids.data;
+}
+
+typedef struct {
+    unsigned char held[4];  // the first bytes of a character whose others are yet to come
+    uint32_t n_held, stripped;
+    bool started;  // spaces stay from now on
+} Decoder;         // begins as {0}
+
+static void decode_end(Decoder *d, Buffer *out) {
+    append(out, d->held, d->n_held);
+    d->n_held = 0;
+}
+
+// Appends what an id adds to the text; of a character that is not complete, nothing yet.
+static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Buffer *out) {
+    if (id < 0 || (size_t)id >= t->n_ids) return;
+    const uint32_t *row = t->table[IDS].at + 3 * (size_t)id, strip = t->header.strip;
+    bool last = false;
+    for (uint32_t i = 0; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
+        unsigned char byte = t->data[row[0] + i], *first = d->held;
+        bool drop = !d->started && byte == ' ' && d->stripped < strip;
+        last = i + 1 == row[1];
+        d->stripped += drop;
+        d->started |= strip == NONE ? last : !drop;
+        if (drop) continue;
+        if ((byte & 0xC0) != 0x80) decode_end(d, out);
+        d->held[d->n_held++] = byte;
+        if (d->n_held >= (*first < 0xC2 || *first > 0xF4 ? 1 : *first < 0xE0 ? 2 : *first < 0xF0 ? 3 : 4)) decode_end(d, out);
+    }
+    if (t->header.model & STRIP_AFTER_BOS && id == t->bos) *d = (Decoder){0};  // which drops a space after BOS
+}
+
+static void sound(const Tokenizer *t, bool good, const char *what) {
+    if (!good) die("tokenizer %s has a bad %s (it is damaged or of another version: export it again)", t->path, what);
+}
+
+// Whether the numbers of a row are what its columns say.
+static bool is_sound(const Tokenizer *t, const char *columns, const uint32_t *v) {
+    const Table *of = t->table;
+    const size_t limits[] = {t->header.n_ids, t->header.n_ids, 0x110100, of[MASKS].n, 64, of[CODE].n, ADDED + 1, of[DATA].n, of[MAPPED].n, of[MAP].n};
+    for (; *columns; columns++, v++) {
+        const char *kind = strchr("inurkpadmM", *columns);
+        size_t limit = kind ? limits[kind - strchr("inurkpadmM", 'i')] : 0;
+        if (columns[1] == '-' ? *v > limit || v[1] > limit - *v : kind && *v >= limit && !(*kind == 'n' && *v == NONE)) return false;
+        if (*columns == 'a' && *v < RAW) return false;
+    }
+    return true;
+}
+
+// Points the tables into the file and checks every number in them.
+static void load_sections(Tokenizer *t, File f) {
+    static const char *const ops[N_OPS] = {".k..", ".pp.", ".p..", ".p..", ".k..", "...."};
+    static const char *const steps[N_STEPS] = {".akk.", ".p.d-", "..kM-"};
+    const TokenizerHeader *h = &t->header;
+    const Table *of = t->table;
+    memcpy(&t->header, f.data, sizeof *h);
+    sound(t, h->version == 1 && h->file_size == f.size, "version or size");
+    for (int k = 0; k < 32; k++) {
+        size_t offset = h->section[k].offset, n = h->section[k].n, row = k < N_SECTIONS ? sections[k].width * 4 : 0;
+        sound(t, offset % 4 == 0 && offset <= f.size && n * (row ? row : 1) <= f.size - offset && (n == 0 || k < N_SECTIONS), "section");
+        if (n) t->table[k] = (Table){(const uint32_t *)(const void *)(f.data + offset), n};
+    }
+    for (int k = 0; k < N_SECTIONS; k++)
+        for (size_t i = 0, width = sections[k].width, keys = sections[k].keys; i < of[k].n && width; i++) {
+            const uint32_t *row = of[k].at + i * width, *last = i ? row - width : row;
+            sound(t, k == CODE ? row[0] < N_OPS : k == STEPS ? row[0] < N_STEPS : true, "step");
+            sound(t, is_sound(t, k == CODE ? ops[row[0]] : k == STEPS ? steps[row[0]] : sections[k].columns, row), "number in a section");
+            sound(t, !i || !keys || last[0] < row[0] || (last[0] == row[0] && keys > 1 && last[1] < row[1]), "order");
+        }
+    sound(t, h->n_ids && h->n_ids <= INT_MAX && of[IDS].n == h->n_ids && is_sound(t, "nn..kk", &h->bos), "header");
+    sound(t, of[RANGES].n && !of[RANGES].at[0] && of[MASKS].n <= 65536, "character class");
+    sound(t, !of[CODE].n || of[CODE].at[4 * of[CODE].n - 4] == OP_MATCH, "pattern");
+    sound(t, (of[BYTES].n | 256) == 256 && h->n_before <= of[POST].n && of[POST].n <= 64 && of[STEPS].n <= 64, "length");
+    t->data = (const unsigned char *)of[DATA].at;
+}
+
+static const unsigned char *pieces;  // of compare_pieces
+
+static int compare_pieces(const void *a, const void *b) {
+    const uint32_t *x = a, *y = b;
+    int order = x[1] == y[1] ? memcmp(pieces + x[0], pieces + y[0], x[1]) : x[1] < y[1] ? -1 : 1;
+    return order ? order : x[0] < y[0] ? -1 : 1;
+}
+
+static int compare_keys(const void *a, const void *b) {
+    const uint32_t *x = a, *y = b;
+    return x[0] != y[0] ? (x[0] < y[0] ? -1 : 1) : (x[1] > y[1]) - (x[1] < y[1]);
+}
+
+static void add_row(Tokenizer *t, Buffer *rows, int section, const uint32_t *row) {
+    append(&rows[section], row, sections[section].width * sizeof *row);
+    t->table[section].at = (const uint32_t *)(const void *)rows[section].data, t->table[section].n++;
+}
+
+// Reads llama2.c's tokenizer.bin: uint32 longest piece, then for each id float32 score, int32 length, bytes. Ids 0, 1 and 2 are
+// unk, BOS and EOS, a space goes in front of a text, and any two pieces merge that make a third one, the best score first.
+static void load_llama2c_tokenizer(Tokenizer *t, File f) {
+    static const uint32_t code[] = {OP_BEHIND, 0, 1, 0, OP_MATCH, 0, 0, 0}, any[] = {1, 0}, from_0[] = {0, 0};
+    Buffer *rows = allocate(N_SECTIONS, sizeof *rows, "the tokenizer"), *data = &rows[DATA];
+    Table *table = t->table;
+    append(data, f.data, f.size);
+    for (int b = 0; b < 256; b++) append(data, &(unsigned char){(unsigned char)b}, 1);
+    t->data = pieces = data->data, table[DATA].n = data->size;
+    uint32_t n = 0, zero = (uint32_t)f.size;
+    for (uint32_t at = 4, id = 0, longest = 0; at < f.size; at += n, id++) {
+        sound(t, f.size - at >= 8 && f.size < NONE / 2, "end, if it is a tokenizer");
+        memcpy(&longest, f.data, 4), memcpy(&n, f.data + at + 4, 4), at += 8;
+        sound(t, longest <= 512 && n <= longest && n <= f.size - at, "piece, if it is a tokenizer");
+        add_row(t, rows, IDS, (uint32_t[]){at, n, id == 1 || id == 2 ? SPECIAL : 0});
+        add_row(t, rows, WORDS, (uint32_t[]){at, n, id});
+    }
+    sound(t, table[IDS].n > 3, "number of pieces");
+    qsort(rows[WORDS].data, table[WORDS].n, 3 * sizeof(uint32_t), compare_pieces);
+    for (int b = 0; b < 256; b++) add_row(t, rows, BYTES, &(uint32_t){NONE});
+    for (const uint32_t *w = table[WORDS].at, *end = w + 3 * table[WORDS].n; w < end; w += 3) {
+        const unsigned char *s = t->data + w[0];
+        float score;
+        uint32_t rank, c, byte;
+        memcpy(&score, s - 8, 4);
+        sound(t, score == score, "score");
+        score += 0.0f;  // -0 is 0
+        memcpy(&rank, &score, 4);
+        rank = rank >> 31 ? rank : ~rank - (1u << 31);  // falls as the score rises
+        if (!w[1] || find_bytes(t, WORDS, s, w[1]) != w) continue;  // the same piece again
+        if (utf8_decode(s, w[1], &c) == w[1]) add_row(t, rows, CHARS, (uint32_t[]){c, w[2]});
+        if (w[1] == 6 && sscanf((const char *)s, "<0x%2X>", &byte) == 1) {
+            ((uint32_t *)(void *)rows[BYTES].data)[byte] = w[2];
+            memcpy(rows[IDS].data + 12 * w[2], (uint32_t[]){zero + byte, 1}, 8);
+        }
+        for (uint32_t k = 1; k < w[1]; k++) {
+            const uint32_t *left = find_bytes(t, WORDS, s, k), *right = left ? find_bytes(t, WORDS, s + k, w[1] - k) : NULL;
+            if (right) add_row(t, rows, PAIRS, (uint32_t[]){left[2], right[2], rank, w[2]});
+        }
+    }
+    qsort(rows[CHARS].data, table[CHARS].n, 2 * sizeof(uint32_t), compare_keys);
+    qsort(rows[PAIRS].data, table[PAIRS].n, 4 * sizeof(uint32_t), compare_keys);
+    add_row(t, rows, STEPS, (uint32_t[]){STEP_SPLIT, 0, 1 << 5, zero + ' ', 1});
+    add_row(t, rows, POST, &(uint32_t){1});
+    table[CODE].at = code, table[MASKS].at = any, table[RANGES].at = from_0, table[RANGES].n = 1;
+    t->header = (TokenizerHeader){.n_ids = (uint32_t)table[IDS].n, .bos = 1, .model = FUSE_UNK | STRIP_AFTER_BOS, .n_before = 1, .strip = 1};
+}
+
+static void tokenizer_load(Tokenizer *t, const char *path) {
+    static const uint32_t nothing[8];
+    File f = map_file(path);
+    *t = (Tokenizer){.path = path};
+    for (int k = 0; k < N_SECTIONS; k++) t->table[k].at = nothing;
+    if (f.size < sizeof t->header || memcmp(f.data, "run.t\r\n\x1a", 8)) load_llama2c_tokenizer(t, f);
+    else load_sections(t, f);
+    const Table *pairs = &t->table[PAIRS], *ranges = &t->table[RANGES];
+    t->n_ids = t->header.n_ids, t->hash = t->header.hash, t->bos = (int)t->header.bos, t->adds_bos = t->bos >= 0;
+    t->first_pair = allocate(t->n_ids + 1, sizeof *t->first_pair, "the tokenizer");
+    for (size_t i = 0; i < pairs->n; i++) t->first_pair[pairs->at[4 * i] + 1]++;
+    for (size_t i = 0; i < t->n_ids; i++) t->first_pair[i + 1] += t->first_pair[i];
+    t->mask_row = allocate(0x110100, sizeof *t->mask_row, "the tokenizer");
+    for (size_t i = 0, c = 0; i < ranges->n; i++)
+        for (; c < (i + 1 < ranges->n ? ranges->at[2 * i + 2] : 0x110100); c++) t->mask_row[c] = (uint16_t)ranges->at[2 * i + 1];
+}
 
 // ---- the sampler ----------------------------------------------------------------------------------------------------
 
@@ -947,17 +1476,18 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
     return context;
 }
 
-// Takes n tokens in chunks; after each, `rows` (if any) is given the logits of all its positions, a few rows at a time.
+// Takes n tokens in chunks; after each, `rows` (if any) is given the logits of its positions, LOGIT_ROWS at a time.
+enum { LOGIT_ROWS = 16 };
 typedef void Rows(void *sink, const float *logits, size_t position, size_t n);
 static void prefill(Run *r, const int *ids, size_t n, Rows *rows, void *sink) {
     bool show = isatty(STDERR_FILENO) && n > 4 * r->chunk;
-    for (size_t start = 0; start < n; start += r->chunk) {
-        size_t T = min_size(r->chunk, n - start), position = r->position;
+    for (size_t start = 0, T; start < n; start += T) {
+        T = min_size(r->chunk, n - start);
         if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", start, n);
         forward(r, ids + start, T);
-        for (size_t first = 0; rows && first < T; first += r->logit_rows) {
-            size_t count = min_size(r->logit_rows, T - first);
-            rows(sink, logits_of(r, first, count), position + first, count);
+        for (size_t first = 0; rows && first < T; first += LOGIT_ROWS) {
+            size_t count = min_size(LOGIT_ROWS, T - first);
+            rows(sink, logits_of(r, first, count), r->position - T + first, count);
         }
     }
     if (show) fprintf(stderr, "\r%*s\r", 60, "");
@@ -1046,9 +1576,9 @@ static void score_rows(void *sink, const float *logits, size_t position, size_t 
     }
 }
 
-enum { LOGIT_ROWS = 16 };  // held at a time
-
-static void report(size_t n, double start) { fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", n, per_second(n, seconds() - start)); }
+static void report(size_t n, double start) {
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", n, per_second(n, seconds() - start));
+}
 
 // -m logits: a row of logits for each position of the prompt. -m hidden: the hidden states, (n_layers + 1, T, dim).
 static void write_states(const Options *o, const Model *m, const Prompt *p, bool hidden) {
@@ -1214,15 +1744,6 @@ static Mode check_options(const Options *o) {
     return mode;
 }
 
-static void set_threads(int threads) {
-#ifdef _OPENMP
-    omp_set_dynamic(0);
-    if (threads) omp_set_num_threads(threads);
-#else
-    if (threads > 1) fprintf(stderr, "run: note: -j %d has no effect, this is built without OpenMP\n", threads);
-#endif
-}
-
 #ifndef RUN_NO_MAIN
 int main(int argc, char **argv) {
     Options o;
@@ -1230,7 +1751,12 @@ int main(int argc, char **argv) {
     Tokenizer t = {0};
     parse_options(&o, argc, argv);
     Mode mode = check_options(&o);
-    set_threads((int)o.threads);
+#ifdef _OPENMP
+    omp_set_dynamic(0);
+    if (o.threads > 0) omp_set_num_threads((int)o.threads);
+#else
+    if (o.threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", o.threads);
+#endif
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     bool needs_tokenizer = mode == TOKENIZE || mode == DETOKENIZE || o.text || o.file || (mode == CHECK && o.tokenizer);

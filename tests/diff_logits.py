@@ -184,8 +184,8 @@ def main(argv=None):
         parser.error(f"--tokens {args.tokens} is less than 1")
     try:
         good = diff(args.source, args.model, args.run, args.text, args.tokens)
-    except (Failure, OSError, ValueError) as error:
-        print(f"diff_logits.py: {error}", file=sys.stderr)
+    except (Failure, ImportError, OSError, TypeError, ValueError) as error:
+        print(f"diff_logits.py: {str(error).strip().splitlines()[0]}", file=sys.stderr)
         good = False
     print("PASS" if good else "FAIL")
     return 0 if good else 1

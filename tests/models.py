@@ -87,7 +87,8 @@ def to_adjacent(rows, n_heads):
 
 
 META_NAMES = {"self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk",
-              "self_attn.v_proj": "attention.wv", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+              "self_attn.v_proj": "attention.wv", "self_attn.o_proj": "attention.wo",
+              "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
               "mlp.down_proj": "feed_forward.w2", "input_layernorm": "attention_norm",
               "post_attention_layernorm": "ffn_norm", "model.embed_tokens": "tok_embeddings", "model.norm": "norm",
               "lm_head": "output", "model.layers": "layers"}
@@ -140,12 +141,12 @@ GGUF_NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_
               "model.layers": "blk"}
 
 
-def gguf_file(folder, path, quantization="F32", edit=None, tensors=None):
+def gguf_file(folder, path, quantization="F32", edit=None, tensors=None, writer=gguf.GGUFWriter):
     """Writes a GGUF as llama.cpp's converter does: "llama" has q/k (and their biases) in adjacent pairs, "qwen2" not.
     `edit(writer)` may add metadata; `tensors` {name: array} are added. -> path"""
     weights, config = state(folder)
     architecture = {"mistral": "llama"}.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = writer(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

@@ -85,7 +85,7 @@ def test_usage_errors(tiny, args):
     refused(2, *(names.get(a, a) for a in args))
 
 
-WHOLE = ["", "x", "1x", "1.5", "1e2", "--", "1 2", "99999999999999999999999"]
+WHOLE = ["", "x", "1x", "1.5", "--", "1 2", "99999999999999999999999"]
 REALS = ["", "x", "1x", "nan", "inf", "-inf", "1.0.0", "0,5", "1 2"]
 
 

@@ -60,7 +60,7 @@ def fits(name, value):
     if real and not np.isfinite(value):
         return False
     allowed = {
-        "seq_len": lambda: 0 < value, "activation": lambda: False, "bos_id": lambda: -1 <= value < 40,
+        "seq_len": lambda: None if value > 2**31 - 1 else 0 < value, "activation": lambda: False, "bos_id": lambda: -1 <= value < 40,
         "tokenizer_hash": lambda: True,
         "rope_pairs": lambda: value in (0, 1), "rms_norm_eps": lambda: None if value > 1 else value >= 0,
         "rope_dim": lambda: None if value == 2 else False, "n_eos": lambda: 1 <= value <= 16,

@@ -1,4 +1,4 @@
-"""Random models over a grid of shapes and settings: ./run against PyTorch float32, both over float64, at every position.
+"""Random models over a grid of shapes and settings: ./run and PyTorch float32 over float64, at every position.
 
 The table of errors is printed to stderr at the end.
 """
@@ -152,7 +152,8 @@ def test_same_bits_whatever_the_chunk(measure, name):
 def test_same_bits_whatever_the_threads(measure, name):
     m = measure(name)
     ids = " ".join(map(str, m.ids[:67]))
-    for options in (["-m", "logits", "-o", "-"], ["--ids", "-n", 20, "-t", 0], ["--ids", "-n", 20, "-t", 0.8, "-s", 42]):
+    generate = ["--ids", "-n", 20, "-s", 42]
+    for options in ["-m", "logits", "-o", "-"], [*generate, "-t", 0], [*generate, "-t", 0.8]:
         outputs = {good(m.model, "-I", ids, "-j", threads, *options) for threads in (1, 2, 3, 5, 8, 64)}
         outputs.add(good(m.model, "-I", ids, *options, env={"OMP_NUM_THREADS": "3", "OMP_DYNAMIC": "true"}))
         assert len(outputs) == 1

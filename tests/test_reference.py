@@ -45,7 +45,8 @@ def by_hand(model, ids):
         scores = np.einsum("ihd,jhd->hij", rotate(q), np.repeat(rotate(k), groups, 1)) / np.sqrt(np.longdouble(d))
         p = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(t)
         p /= p.sum(-1, keepdims=True)
-        x = x + np.einsum("hij,jhd->ihd", p, np.repeat(v, groups, 1)).reshape(t, -1) @ layer["self_attn.o_proj.weight"].T
+        seen = np.einsum("hij,jhd->ihd", p, np.repeat(v, groups, 1)).reshape(t, -1)
+        x = x + seen @ layer["self_attn.o_proj.weight"].T
         h = norm(x, layer["post_attention_layernorm.weight"])
         gate, up = (h @ layer[f"mlp.{n}_proj.weight"].T for n in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp.down_proj.weight"].T

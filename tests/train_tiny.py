@@ -44,44 +44,40 @@ def make_data(sp, texts):
     return [np.array([BOS] + ids + [EOS], np.uint16) for ids in sp.encode(texts)]
 
 
-def pack(rows, rng, ctx=CTX + 1):
-    """Rows of ctx tokens, each beginning with a story at position 0, as in use; the last story of a row is cut."""
-    order, out, i = rng.permutation(len(rows)), [], 0
-    while i < len(order):
-        parts, n = [], 0
-        while n < ctx and i < len(order):
-            parts.append(rows[order[i]])
-            n += len(parts[-1])
-            i += 1
-        row = np.concatenate(parts)
-        if len(row) >= ctx:
-            out.append(row[:ctx])
-        if len(row) - ctx > len(parts[-1]) // 2:          # more than half of it is cut off: tell it in the next row
-            i -= 1
-    return np.stack(out)
+def pad(rows):
+    """One story per row, filled up with BOS, which no loss counts."""
+    out = np.full((len(rows), max(map(len, rows))), BOS, np.uint16)
+    for i, r in enumerate(rows):
+        out[i, :len(r)] = r
+    return out
+
+
+def batches(rows, size, rng):
+    """Every story once, alone at position 0, as in use; stories of like length together, so that little is padding."""
+    order, out = rng.permutation(len(rows)), []
+    for i in range(0, len(order), 50 * size):
+        part = sorted(order[i:i + 50 * size], key=lambda k: len(rows[k]))
+        out += [part[j:j + size] for j in range(0, len(part), size)]
+    return [out[i] for i in rng.permutation(len(out))]
 
 
 def loss_of(model, batch, reduction="mean"):
     x = torch.from_numpy(batch.astype(np.int64))
     logits = model(input_ids=x[:, :-1], use_cache=False).logits
     target = x[:, 1:].clone()
-    target[target == BOS] = -100                          # nobody has to guess that another story follows
+    target[target == BOS] = -100                          # padding
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1), reduction=reduction)
 
 
 @torch.no_grad()
 def heldout_loss(model, rows):
-    """Mean loss in nats per token over whole stories, each alone at position 0, as in use."""
+    """Mean loss in nats per token over whole stories."""
     model.eval()
     total = n = 0
     rows = sorted(rows, key=len)
     for i in range(0, len(rows), 32):
-        part = [r[:CTX + 1] for r in rows[i:i + 32]]
-        batch = np.full((len(part), max(map(len, part))), BOS, np.uint16)     # padding with BOS is ignored
-        for j, r in enumerate(part):
-            batch[j, :len(r)] = r
-        total += loss_of(model, batch, "sum").item()
-        n += sum(len(r) - 1 for r in part)
+        total += loss_of(model, pad(rows[i:i + 32]), "sum").item()
+        n += sum(len(r) - 1 for r in rows[i:i + 32])
     model.train()
     return total / n
 
@@ -89,6 +85,12 @@ def heldout_loss(model, rows):
 def save(model, out):
     model.save_pretrained(out)
     GenerationConfig(bos_token_id=BOS, eos_token_id=EOS).save_pretrained(out)
+
+
+def learning_rate(a, step):
+    """Warm-up, a long level stretch, then a cosine to near zero over the last a.decay steps."""
+    down = max(0, step - (a.steps - a.decay)) / a.decay
+    return a.lr * min(step / a.warmup, 0.005 + 0.995 * 0.5 * (1 + math.cos(math.pi * down)))
 
 
 def train(a):
@@ -106,11 +108,12 @@ def train(a):
     size = np.array([len(r) for r in rows])
     print(f"{size.sum() / 1e6:.1f}M tokens; tokens per story: min {size.min()}, 1% {np.percentile(size, 1):.0f}, "
           f"mean {size.mean():.0f}, max {size.max()}; {time.time() - t0:.0f} s", flush=True)
+    assert size.max() <= CTX
 
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=VOCAB, hidden_size=128, intermediate_size=352, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=CTX, rope_theta=10000.0, rms_norm_eps=1e-5,
-        tie_word_embeddings=True, bos_token_id=BOS, eos_token_id=EOS, initializer_range=0.05, torch_dtype="float32"))
+        tie_word_embeddings=True, bos_token_id=BOS, eos_token_id=EOS, initializer_range=0.05, dtype="float32"))
     params = sum(p.numel() for p in model.parameters())
     print(f"{params} parameters, {params * 4} bytes", flush=True)
     assert params * 4 < 6_000_000
@@ -119,34 +122,45 @@ def train(a):
     opt = torch.optim.AdamW([{"params": decay, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}],
                             lr=a.lr, betas=(0.9, 0.98))
     rng = np.random.default_rng(a.seed)
-    data, at, seen, mark = pack(rows, rng), 0, 0, time.time()
+    data = batches(rows, a.batch, rng)                    # more than the run uses: no story comes twice
+    first, state = 1, os.path.join(a.out, "state.pt")
+    if a.resume:
+        saved = torch.load(state)
+        model.load_state_dict(saved["model"])
+        opt.load_state_dict(saved["opt"])
+        first = saved["step"] + 1
+    print(f"steps {first} to {a.steps} of {a.batch} stories each", flush=True)
+    assert a.steps <= len(data)
+    seen, total, mark = 0, sum(int(size[k]) for part in data[:a.steps] for k in part), time.time()
     start = last_save = mark
-    print(f"{len(data)} rows of {CTX} tokens; {a.steps} steps of {a.batch} rows", flush=True)
-    for step in range(1, a.steps + 1):
-        if at + a.batch > len(data):                      # a new pass, packed in a new order
-            data, at = pack(rows, rng), 0
-        lr = a.lr * min(step / a.warmup, 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / a.steps)))
+    for step in range(first, a.steps + 1):
+        lr = learning_rate(a, step)
         for g in opt.param_groups:
             g["lr"] = lr
-        loss = loss_of(model, data[at:at + a.batch])
-        at += a.batch
+        part = data[step - 1]
+        loss = loss_of(model, pad([rows[k] for k in part]))
         opt.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step()
-        seen += a.batch * CTX
+        seen += sum(size[k] for k in part)
         if step % 50 == 0 or step == 1:
             now = time.time()
             done = now - start
             print(f"step {step}/{a.steps} loss {loss.item():.4f} lr {lr:.1e} {seen / (now - mark):.0f} tok/s "
-                  f"elapsed {done / 60:.1f} min eta {done / step * (a.steps - step) / 60:.1f} min", flush=True)
+                  f"elapsed {done / 60:.1f} min eta {done / (step - first + 1) * (a.steps - step) / 60:.1f} min",
+                  flush=True)
             mark, seen = now, 0
+            if step % 200 == 0:
+                torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "step": step}, state)
             if now - last_save > 600:
                 print(f"checkpoint; held-out loss (500 stories) {heldout_loss(model, held[:500]):.4f}", flush=True)
                 save(model, a.out)
                 last_save = mark = time.time()
     save(model, a.out)
-    print(f"trained in {(time.time() - start) / 60:.1f} min, {a.steps * a.batch * CTX / 1e6:.1f}M tokens")
+    if os.path.exists(state):
+        os.remove(state)
+    print(f"trained in {(time.time() - start) / 60:.1f} min, {total / 1e6:.1f}M tokens in all")
     print(f"held-out loss: {heldout_loss(model, held):.4f} nats per token, {len(held)} stories", flush=True)
 
 
@@ -168,13 +182,15 @@ def main():
     ap = argparse.ArgumentParser(description="train the bundled tiny model, or print texts from it")
     ap.add_argument("out", help="the folder to write, or with --sample to read")
     ap.add_argument("--sample", action="store_true", help="print a greedy text and ten at temperature 0.8")
-    ap.add_argument("--free", action="store_true", help="with --sample: the ten start from nothing, not 'Once upon a time'")
+    ap.add_argument("--free", action="store_true", help="with --sample: the ten start from nothing")
     ap.add_argument("--stories", type=int, default=200000)
     ap.add_argument("--heldout", type=int, default=2000)
     ap.add_argument("--steps", type=int, default=5600)
-    ap.add_argument("--batch", type=int, default=8, help="rows of 512 tokens per step")
+    ap.add_argument("--batch", type=int, default=12, help="stories per step")
     ap.add_argument("--lr", type=float, default=3e-3)
     ap.add_argument("--warmup", type=int, default=200)
+    ap.add_argument("--decay", type=int, default=1500, help="the last steps, in which the learning rate falls")
+    ap.add_argument("--resume", action="store_true", help="go on from OUT/state.pt, written every 200 steps")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--threads", type=int, default=2)
     a = ap.parse_args()

