@@ -110,5 +110,5 @@ install: run
 	install -m 755 run $(DESTDIR)$(PREFIX)/bin/run
 
 clean:
-	rm -rf run run-debug tests/unit tests/sampler .flags model.bin smollm2.bin smollm2.tokenizer.bin
-	rm -rf $(VENV) .pytest_cache .hypothesis tests/__pycache__ __pycache__
+	rm -rf run run-debug tests/unit tests/sampler tests/tokenizer .flags model.bin smollm2.bin smollm2.tokenizer.bin
+	rm -rf $(VENV) tests/.cache .pytest_cache tests/.pytest_cache .hypothesis tests/__pycache__ __pycache__

@@ -382,7 +382,7 @@ def open_gguf(path):
 
     def read(name):
         kind, rows, result = weights[name].tensor_type, weights[name].data, np.empty(shapes[name], np.float32)
-        step = len(result) or max(1, 2 ** 18 // shapes[name][-1]) if result.ndim > 1 else len(result)
+        step = max(1, 2 ** 18 // shapes[name][-1]) if result.ndim > 1 else len(result)
         for row in range(0, len(result), step):  # dequantizing all at once takes several times the tensor
             result[row:row + step] = gguf.quants.dequantize(rows[row:row + step], kind)
         return result

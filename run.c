@@ -33,17 +33,14 @@
 
 static char unfinished[PATH_MAX];  // name of the output file being written, removed if its end is not reached
 
-static void remove_unfinished(void) { if (unfinished[0]) unlink(unfinished); }
-
 // Prints one line on stderr (control characters that a value brings along become '?') and ends the program.
 __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, const char *format, ...) {
     char line[2048];
     va_list values;
-    va_start(values, format);
-    vsnprintf(line, sizeof line, format, values);
+    va_start(values, format), vsnprintf(line, sizeof line, format, values);
     for (char *c = line; *c; c++) *c = (unsigned char)*c < 32 || *c == 127 ? '?' : *c;
     fprintf(stderr, "run: %s\n", line);
-    remove_unfinished();
+    if (unfinished[0]) unlink(unfinished);
     exit(status);
 }
 #define die(...) fail(1, __VA_ARGS__)          // bad data or failed input and output: what is wrong (what to do)
@@ -75,11 +72,9 @@ typedef struct { unsigned char *data; size_t size, room; } Buffer;
 static void append(Buffer *b, const void *bytes, size_t n) {
     if (add(b->size, n) > b->room) {
         b->room = add(mul(b->room, 2), add(n, 256));
-        b->data = realloc(b->data, b->room);
-        if (!b->data) die("no memory for a buffer of %zu bytes (use less text)", b->room);
+        if (!(b->data = realloc(b->data, b->room))) die("no memory for a buffer of %zu bytes (use less text)", b->room);
     }
-    if (n) memcpy(b->data + b->size, bytes, n);
-    b->size += n;
+    if (n) memcpy(b->data + b->size, bytes, n), b->size += n;
 }
 
 typedef struct { const unsigned char *data; size_t size; const char *path; } File;
@@ -278,8 +273,8 @@ static const float *take(Model *m, const char *name, int layer, Type type, size_
 }
 
 static void check_size(const Model *m) {
-    if (m->taken != m->file.size)
-        die("%s has %zu bytes, its header implies %zu (copy or export it again)", m->file.path, m->file.size, m->taken);
+    if (m->taken == m->file.size) return;
+    die("%s has %zu bytes, its header implies %zu (copy or export it again)", m->file.path, m->file.size, m->taken);
 }
 
 // Room for the layers and the list of their tensors.
@@ -293,12 +288,10 @@ static void allocate_layers(Model *m) {
 // The integer tables, checked against the header.
 static void check_tables(const Model *m) {
     const Config *c = &m->config;
-    const int32_t *window = (const void *)m->layer_window, *rope = (const void *)m->layer_rope;
-    const int32_t *eos = (const void *)m->eos_ids;
+    const int32_t *w = (const void *)m->layer_window, *rope = (const void *)m->layer_rope, *eos = (const void *)m->eos_ids;
     for (size_t l = 0; l < c->n_layers; l++)
-        if (window[l] || rope[l] != 1)
-            die("%s: layer %zu has window %d and rotary table %d, supported are 0 and 1 (update run.c)", m->file.path, l,
-                window[l], rope[l]);
+        if (w[l] || rope[l] != 1)
+            die("%s: layer %zu has window %d and table %d, supported: 0 and 1 (update run.c)", m->file.path, l, w[l], rope[l]);
     for (size_t i = 0; i < c->n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= c->vocab_size)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], c->vocab_size);
@@ -1323,10 +1316,16 @@ static int sample(Sampler *s, const float *logits, size_t position) {
 
 // ---- input and output -----------------------------------------------------------------------------------------------
 
+// A signal ends the program without a trace of unfinished output.
+static void on_signal(int number) {
+    if (unfinished[0]) unlink(unfinished);
+    _exit(128 + number);
+}
+
 static void write_all(int fd, const void *data, size_t size, const char *name) {
     for (ssize_t n; size; data = (const char *)data + n, size -= (size_t)n) {
         while ((n = write(fd, data, size)) < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EPIPE) remove_unfinished(), exit(0);  // the reader has seen enough
+        if (n < 0 && errno == EPIPE) on_signal(SIGPIPE);  // the reader has seen enough
         if (n <= 0) die("cannot write to %s: %s (free some space, or write elsewhere)", name, strerror(errno));
     }
 }
@@ -1355,12 +1354,6 @@ static void close_output(int fd, const char *path) {
     if (fd != STDOUT_FILENO && (close(fd) || (unfinished[0] && rename(unfinished, path))))
         die("cannot write %s: %s (free some space, or write elsewhere)", path, strerror(errno));
     unfinished[0] = 0;
-}
-
-// A signal ends the program without a trace of unfinished output.
-static void on_signal(int number) {
-    remove_unfinished();
-    _exit(128 + number);
 }
 
 // The bytes of a file, or of standard input for "-".

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What needs no Python: the kernels' unit tests, then golden texts and logits of the bundled model. Called by `make check`.
+# What needs no Python: the kernels' unit tests, then golden texts and logits of the bundled model (`make check`).
 # RUN: the binary to test. RUNNER: what to run it under (valgrind). `tests/check.sh --update` writes new golden texts;
 # golden logits, of the last 8 positions, come from
 # `python tests/checkpoint.py tests/stories.bin "$(cat tests/golden/ids.txt)" 8 > tests/golden/logits`.
@@ -52,7 +52,8 @@ $run -m check >"$got/check" && pass || fail "run -m check"
 refuses() {
     code=$1; shift
     ${RUNNER-} ${RUN-./run} "$@" </dev/null >"$got/out" 2>"$got/err"
-    [ $? = "$code" ] && [ ! -s "$got/out" ] && [ "$(grep -c '^run: ' "$got/err")" = 1 ] && pass || fail "run $*: not exit $code with one line"
+    [ $? = "$code" ] && [ ! -s "$got/out" ] && [ "$(grep -c '^run: ' "$got/err")" = 1 ] && pass ||
+        fail "run $*: not exit $code with one line"
 }
 head -c 100000 tests/stories.bin >"$got/short.bin"
 refuses 1 "$got/short.bin" -I 1 --ids

@@ -135,7 +135,8 @@ def report(rows, kl, wrong, close):
         print(f"{r.name:18}{r.values:9.2e}  {r.ours.largest:9.2e} {r.theirs.largest:9.2e}  "
               f"{r.ours.rms:9.2e} {r.theirs.rms:9.2e}  {r.ratio:5.2f}{'' if r.good else '  <- beyond the bound'}")
     count = len(rows[-1].ours.weighed)
-    print("ratio: run.c's RMS error over PyTorch's, in the layers relative to the RMS of each position")
+    print("ratio: of the RMS errors, run.c's over PyTorch's; in the layers relative to the RMS of each position,\n"
+          "or else one position with activations of thousands would decide alone")
     print(f"KL divergence from float64, mean and largest: run.c {kl[0].mean():.1e} {kl[0].max():.1e}, "
           f"PyTorch {kl[1].mean():.1e} {kl[1].max():.1e}")
     print(f"argmax: as float64 at {count - close - len(wrong)} of {count - close} positions" +

@@ -1,9 +1,7 @@
 """Every flag and mode of ./run: what is accepted, what is refused and how, and what reaches stdout and stderr."""
-import json
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import stat

@@ -63,7 +63,7 @@ MUTATIONS = {
     "eps 1e-6 for 1e-5": (lambda c, t: c.update(rms_norm_eps=1e-6), "layer 0", None),
     "eps 1.1e-5 for 1e-5": (lambda c, t: c.update(rms_norm_eps=1.1e-5), "layer 0", None),
     "theta 5e5 for 1e4": (lambda c, t: theta(c, t, 5e5), "layer 0", 1),
-    "theta 10001 for 10000": (lambda c, t: theta(c, t, 10001), "layer 0", None),
+    "theta 10020 for 10000": (lambda c, t: theta(c, t, 10020), "layer 0", None),
     "attention scale": (lambda c, t: c.update(attention_scale=c["dim"] ** -0.5), "layer 0", 1),
     "head grouping in layer 0": (lambda c, t: regroup(c, t, 0), "layer 0", 0),
     "head grouping in layer 1": (lambda c, t: regroup(c, t, 1), "layer 1", 0),

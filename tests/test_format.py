@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import checkpoint
-from checkpoint import (REAL, SLOTS, config, header, offsets, pack, tensors, write, write_llama2c,
+from checkpoint import (REAL, SLOTS, config, offsets, pack, tensors, write, write_llama2c,
                         write_llama2c_tokenizer)
 from conftest import binary, is_one_error, refused, run, sanitized
 
@@ -60,7 +60,8 @@ def fits(name, value):
     if real and not np.isfinite(value):
         return False
     allowed = {
-        "seq_len": lambda: None if value > 2**31 - 1 else 0 < value, "activation": lambda: False, "bos_id": lambda: -1 <= value < 40,
+        "seq_len": lambda: None if value > 2**31 - 1 else 0 < value, "activation": lambda: False,
+        "bos_id": lambda: -1 <= value < 40,
         "tokenizer_hash": lambda: True,
         "rope_pairs": lambda: value in (0, 1), "rms_norm_eps": lambda: None if value > 1 else value >= 0,
         "rope_dim": lambda: None if value == 2 else False, "n_eos": lambda: 1 <= value <= 16,
@@ -116,7 +117,8 @@ def test_headers_that_contradict_themselves(tmp_path, changes):
     (dict(n_heads=6, n_kv_heads=4, head_dim=4), "6.*4|4.*6"),
     (dict(n_experts=8), "n_experts.*8"), (dict(logit_softcap=30.0), "logit_softcap.*30"),
     (dict(norm_kind=1), "norm_kind.*1"),
-    (dict(rms_norm_eps=float("nan")), "rms_norm_eps.*nan"), (dict(embedding_scale=2.0), "embedding_scale.*2")], ids=short)
+    (dict(rms_norm_eps=float("nan")), "rms_norm_eps.*nan"), (dict(embedding_scale=2.0), "embedding_scale.*2")],
+    ids=short)
 def test_the_error_names_field_and_value(tmp_path, changes, value):
     write(tmp_path / "m.bin", base(**changes))
     refused(1, tmp_path / "m.bin", "-I", "1", "--ids", words=[value])

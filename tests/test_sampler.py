@@ -184,6 +184,9 @@ def test_huge_logits_and_temperatures():
         for t in (1e-6, 1.0, 1e30, 1e300):
             p, drawn = ask(logits, temperature=t, draws=10)
             assert np.isfinite(p).all() and abs(p.sum() - 1) < 1e-6 and ((drawn >= 0) & (drawn < 3)).all()
+    for penalty in (0.5, 1e-300, 1e300):                                # beyond float32: the largest there is
+        p, drawn = ask([1e38, 3e38, -3e38], history=[0, 1, 2], penalty=penalty, draws=10)
+        assert np.isfinite(p).all() and abs(p.sum() - 1) < 1e-6 and ((drawn >= 0) & (drawn < 3)).all()
 
 
 def test_logits_that_are_not_numbers():

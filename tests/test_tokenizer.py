@@ -240,15 +240,15 @@ BEHAVIORS = ["isolated", "removed", "contiguous", "merged_with_previous", "merge
 
 
 def some_normalizer(r, level):
-    one = lambda: r.choice([
-        normalizers.NFC, normalizers.NFD, normalizers.NFKC, normalizers.NFKD, normalizers.Lowercase, normalizers.Strip,
-        lambda: normalizers.Strip(left=False), lambda: normalizers.Strip(right=False), lambda: normalizers.Replace(" ", "▁"),
-        lambda: normalizers.Replace(Regex(r"\s+"), " "), lambda: normalizers.Replace("the", "THE "), lambda: normalizers.Prepend("▁"),
-        lambda: normalizers.Replace(Regex("[0-9]"), ""), lambda: normalizers.Replace(Regex(r"^\s|\s$"), "_")])()
+    choices = [normalizers.NFC, normalizers.NFD, normalizers.NFKC, normalizers.NFKD, normalizers.Lowercase,
+              lambda: normalizers.Replace(" ", "▁"), lambda: normalizers.Replace(Regex(r"\s+"), " "), lambda: normalizers.Prepend("▁"),
+              lambda: normalizers.Replace("the", "THE "), lambda: normalizers.Replace(Regex("[0-9]"), ""),
+              lambda: normalizers.Replace(Regex(r"^\s|\s$"), "_")]
     if not level and r.random() < 0.4:
         return normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     kind = r.random()
-    return None if kind < 0.3 else one() if kind < 0.7 else normalizers.Sequence([one() for _ in range(r.randint(0, 3))])
+    return None if kind < 0.3 else r.choice(choices)() if kind < 0.7 else normalizers.Sequence([
+        r.choice(choices)() for _ in range(r.randint(0, 3))])
 
 
 def some_pre_tokenizer(r, level, first_allowed):
