@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["gguf", "huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers>=5"]
+# dependencies = ["gguf", "huggingface_hub", "numpy", "protobuf", "safetensors", "sentencepiece", "tokenizers", "torch", "tqdm",
+#                 "transformers>=5"]
 # ///
 """Exports a model to run.c's checkpoint, and a checkpoint back to a Hugging Face folder.
 
@@ -16,10 +17,13 @@ import os
 import re
 import shutil
 import signal
+import struct
 import sys
+import unicodedata
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Callable
 
@@ -502,16 +506,669 @@ def open_source(path):
          "folder)")
 
 
-# ---- TOK: the tokenizer part goes here, in place of these two ----
+# ---- The tokenizer: run.c's tokenizer section specifies the file and runs what is compiled here ----
 
-def write_tokenizer(source, path):
-    """Writes tokenizer.bin of `source` (a folder or file) to `path`. -> whether there was a tokenizer"""
-    return False
+NONE, HEADER_BYTES = 0xFFFFFFFF, 320
+REPEAT, SPLIT, JUMP, SUB, BEHIND, MATCH = range(6)                    # instructions of patterns
+AHEAD, NOT_AHEAD, ATOMIC = range(3)                                   # kinds of SUB
+STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE = range(3)
+BYTE_UNITS, FUSE_UNK, WHOLE_WORDS = 1, 2, 4
+SECTIONS = "ids data char pair byte word mask rang code step addr adde post map mapd mark comp".split()
+RAW_ADDED, ADDED = SECTIONS.index("addr"), SECTIONS.index("adde")
+CUTS = {"isolated": 0b1111, "removed": 0b101111, "contiguous": 0b0110, "mergedwithprevious": 0b1101, "mergedwithnext": 0b1011}
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+          r"|\s+(?!\S)|\s+")
+PRE = {  # tokenizer.ggml.pre: Split patterns before ByteLevel, its use_regex, normalizer, ignore_merges
+    "gpt-2": ([], True, None, False), "default": ([], True, None, False), "smollm": (["Digits"], True, None, False),
+    "llama-bpe": ([CL100K % "{1,3}"], False, None, True), "qwen2": ([CL100K % ""], False, "NFC", False)}
+# GPT-2's alphabet: the character that stands for each byte in byte-level vocabularies
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+ALPHABET = dict(zip(map(chr, [*PRINTABLE, *range(256, 324)]), [*PRINTABLE, *sorted({*range(256)} - {*PRINTABLE})]))
+
+
+@lru_cache
+def every_character():
+    return "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+
+
+def character_class(characters):
+    members = np.zeros(0x110000, bool)
+    members[np.frombuffer(characters.encode("utf-32-le"), "<u4")] = True
+    return members
+
+
+@lru_cache
+def ask(pattern):
+    """The code points that a regular expression for one character matches, as `tokenizers` has it."""
+    from tokenizers import Regex, normalizers
+    rest = normalizers.Replace(Regex(f"(?:{pattern})+"), "").normalize_str(every_character())
+    return character_class(every_character()) & ~character_class(rest)
+
+
+@lru_cache
+def builtin_class(name):
+    """The classes of `tokenizers`' own pre-tokenizers: space, punctuation, digit, word."""
+    from tokenizers import pre_tokenizers as pre
+    if name in ("space", "punctuation"):
+        split = pre.WhitespaceSplit() if name == "space" else pre.Punctuation("removed")
+        rest = "".join(piece for piece, _ in split.pre_tokenize_str(every_character()))
+        return character_class(every_character()) & ~character_class(rest)
+    if name == "digit":  # the pieces alternate, the first has none
+        return character_class("".join(piece for piece, _ in pre.Digits().pre_tokenize_str(every_character())[1::2]))
+    split = pre.Whitespace()
+    pieces = [piece for piece, _ in split.pre_tokenize_str(every_character())]
+    return character_class("".join(piece for piece in pieces if len(split.pre_tokenize_str("a" + piece[0])) == 1))
+
+
+ANY = ("set", "any")
+
+
+class Pattern:
+    """Parses Oniguruma's syntax: ("set", class), ("all", nodes), ("any of", nodes), ("repeat", node, least, most, mode),
+    ("sub", kind, node), ("behind", class, negated)."""
+
+    def __init__(self, text):
+        self.text, self.at, self.fold = text, 0, False
+        self.node = self.alternatives()
+        if self.at < len(text):
+            self.refuse(text[self.at:])
+
+    def refuse(self, what):
+        fail(f"the tokenizer's pattern {self.text!r} has {what!r} (run.c cannot express it)")
+
+    def take(self, pattern):
+        found = re.compile(pattern).match(self.text, self.at)
+        self.at = found.end() if found else self.at
+        return found
+
+    def alternatives(self):
+        nodes = [self.sequence()]
+        while self.take(r"\|"):
+            nodes.append(self.sequence())
+        return ("any of", nodes) if len(nodes) > 1 else nodes[0]
+
+    def sequence(self):
+        nodes, literal = [], ""
+        while self.at < len(self.text) and self.text[self.at] not in "|)":
+            start = self.at
+            node = self.atom()
+            literal = (literal + self.text[start:self.at])[-3:] if self.fold and self.at == start + 1 else ""
+            if any(self.folds_to_one(literal[-n:]) for n in (2, 3)):
+                self.refuse(literal)
+            while found := self.take(r"([*+?])([?+]?)|\{(?=\d|,\d)(\d*)(,?)(\d*)\}((?<!\d\}\?)\??)"):
+                node = self.repeat(node, found)
+            nodes.append(node)
+        return ("all", nodes) if len(nodes) != 1 else nodes[0]
+
+    def folds_to_one(self, literal):
+        """Whether, without regard to case, one character matches these: 'st' and U+FB06."""
+        from tokenizers import Regex, normalizers
+        if len(literal) < 2 or not literal.isalpha():
+            return False
+        folded = [c for c in map(chr, range(0x80, 0x1F000)) if len(c.casefold()) == len(literal)]
+        ask_all = normalizers.Replace(Regex(f"(?i:{literal})"), "")
+        return ask_all.normalize_str("\n".join(folded)) != "\n".join(folded)
+
+    def repeat(self, node, found):
+        sign, mode, least, comma, most, lazy = found.groups()
+        if sign:
+            return "repeat", node, int(sign == "+"), 1 if sign == "?" else NONE, mode
+        if lazy and not comma:  # a{3}? is (?:a{3})?
+            self.at, lazy = self.at - 1, ""
+        return "repeat", node, int(least or 0), int(most) if most else NONE if comma else int(least), lazy
+
+    def atom(self):
+        if found := self.take(r"\((\?(?:[:=!>]|<[=!]|<\w+>|[im-]+[:)])|(?!\?))"):
+            return self.group((found[1] or "?:")[1:])
+        if self.take(r"\["):
+            start, depth = self.at - 1, 1
+            while depth and (found := self.take(r"\[:\^?\w+:\]|\\.|[^\\]")):
+                depth += {"[": 1, "]": -1}.get(found[0], 0) if self.at > start + 2 + (self.text[start + 1] == "^") else 0
+            return self.set(self.text[start:self.at], True)
+        if self.take(r"\^"):
+            return "any of", [("behind", "any", True), ("all", [("behind", r"\n", False), ("sub", AHEAD, ANY)])]
+        if self.take(r"\$"):
+            return "any of", [("sub", NOT_AHEAD, ANY), ("sub", AHEAD, ("set", r"\n"))]
+        if self.take(r"\\A"):
+            return "behind", "any", True
+        if self.take(r"\\z"):
+            return "sub", NOT_AHEAD, ANY
+        if found := self.take(r"\.|\\[sSdDwWhHntrfvae]|\\[pP]\{\^?\w+\}|\\x\{?[\da-fA-F]+\}?|\\u[\da-fA-F]{4}|\\[^\w]|[^\\()|*+?\[]"):
+            return self.set(found[0], found[0][0] == "\\" and found[0][1] in "pPxu")
+        self.refuse(self.text[self.at:self.at + 6])
+
+    def set(self, text, wide):
+        if not self.fold:
+            return "set", text
+        if wide and any(ask(text)[ord(c)] for c in map(chr, range(0x80, 0x1F000)) if len(c.casefold()) > 1):
+            self.refuse(f"(?i:{text})")
+        return "set", f"(?i:{text})"
+
+    def group(self, kind):
+        if kind in ("<=", "<!"):
+            node = self.alternatives()
+            if node[0] != "set" or not self.take(r"\)"):
+                self.refuse(f"(?{kind}")
+            return "behind", node[1], kind == "<!"
+        fold = self.fold
+        if kind[0] in "im-":  # an option on its own reaches to the end of the group around it
+            if kind[:-1] not in ("i", "-i"):
+                self.refuse(f"(?{kind}")
+            self.fold = kind[0] == "i"
+        node = self.alternatives()
+        self.fold = fold
+        if kind[-1] != ")" and not self.take(r"\)"):
+            self.refuse("(")
+        return ("sub", dict(zip("=!>", range(3)))[kind], node) if kind in "=!>" else node
+
+
+def may_be_empty(node):
+    kind, *rest = node
+    if kind in ("all", "any of"):
+        return (all if kind == "all" else any)(map(may_be_empty, rest[0]))
+    return kind == "behind" or kind == "sub" and (rest[0] != ATOMIC or may_be_empty(rest[1])) or kind == "repeat" and (
+        rest[1] == 0 or may_be_empty(rest[0]))
+
+
+class Program:
+    """The tables of one tokenizer.bin as they are compiled."""
+
+    def __init__(self):
+        self.data, self.interned, self.classes, self.rows = bytearray(), {}, {}, {name: [] for name in SECTIONS}
+        self.code, self.steps, self.byte_level = self.rows["code"], self.rows["step"], False
+
+    def intern(self, text):
+        if text not in self.interned:
+            self.interned[text] = len(self.data)
+            self.data += text
+        return self.interned[text], len(text)
+
+    def class_of(self, text):
+        members = text if isinstance(text, np.ndarray) else np.ones(0x110000, bool) if text == "any" else (
+            character_class(text) if len(text) == 1 and text != "." else ask(text))
+        return self.classes.setdefault(members.tobytes(), len(self.classes))
+
+    def emit(self, node):
+        kind, *rest = node
+        if kind == "set":
+            self.code.append([REPEAT, self.class_of(rest[0]), 1, 1])
+        elif kind == "behind":
+            self.code.append([BEHIND, self.class_of(rest[0]), int(rest[1]), int(len(rest) > 2 and rest[2])])
+        elif kind == "all":
+            for part in rest[0]:
+                self.emit(part)
+        elif kind == "any of":
+            self.choose(rest[0])
+        elif kind == "sub":
+            self.code.append(op := [SUB, 0, rest[0], 0])
+            self.emit(rest[1])
+            self.code.append([MATCH, 0, 0, 0])
+            op[1] = len(self.code)
+        else:
+            self.repeat(*rest)
+
+    def choose(self, nodes):
+        jumps = []
+        for node in nodes[:-1]:
+            self.code.append(op := [SPLIT, len(self.code) + 1, 0, 0])
+            self.emit(node)
+            self.code.append([JUMP, 0, 0, 0])
+            jumps.append(self.code[-1])
+            op[2] = len(self.code)
+        self.emit(nodes[-1])
+        for jump in jumps:
+            jump[1] = len(self.code)
+
+    def repeat(self, node, least, most, mode):
+        if mode == "+":
+            self.emit(("sub", ATOMIC, ("repeat", node, least, most, "")))
+        elif node[0] == "set" and not mode:
+            self.code.append([REPEAT, self.class_of(node[1]), least, most])
+        elif most == NONE and may_be_empty(node) or least > 1000 or most - least > 1000 and most != NONE:
+            fail("the tokenizer's pattern repeats what may be empty, or too often (run.c cannot express it)")
+        else:
+            for _ in range(least):
+                self.emit(node)
+            start, exits = len(self.code), []
+            for _ in range(1 if most == NONE else most - least):
+                self.code.append(op := [SPLIT, len(self.code) + 1, 0, 0])
+                exits.append(op)
+                self.emit(node)
+            if most == NONE:
+                self.code.append([JUMP, start, 0, 0])
+            for op in exits:
+                op[2] = len(self.code)
+                if mode == "?":
+                    op[1:3] = op[2:0:-1]
+
+    def split(self, node, bits, content=""):
+        """A step that cuts the text at a pattern or puts `content` in its place."""
+        start = len(self.code)
+        self.emit(node)
+        self.code.append([MATCH, 0, 0, 0])
+        self.steps.append([STEP_SPLIT, start, bits, *self.intern(content.encode())])
+
+    def replace(self, node, content):
+        self.split(node, 0b100000, content)
+
+    def prepend(self, content, unless_there=True, first=False):
+        nodes = [("behind", "any", True, first)] + [("sub", NOT_AHEAD, literal(content))] * unless_there
+        self.replace(("all", nodes), content)
+
+    def normalizer(self, n):
+        kind = n and n["type"]
+        if kind == "Sequence":
+            for part in n["normalizers"]:
+                self.normalizer(part)
+        elif kind == "Prepend":
+            self.prepend(n["prepend"], False)
+        elif kind == "Replace":
+            self.replace(pattern_of(n), n["content"])
+        elif kind == "Strip":
+            space = builtin_class("space")
+            for on, node in ((n["strip_left"], [("behind", "any", True), ("repeat", ("set", space), 1, NONE, "")]), (
+                    n["strip_right"], [("behind", space, True), ("repeat", ("set", space), 1, NONE, ""), ("sub", NOT_AHEAD, ANY)])):
+                if on:
+                    self.replace(("all", node), "")
+        elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
+            self.normalize(kind)
+        elif kind:
+            fail(f"normalizer {kind} (run.c cannot express it)")
+
+    def pre_tokenizer(self, p):
+        kind = p and p["type"]
+        if kind and self.byte_level:
+            fail(f"pre-tokenizer {kind} after ByteLevel (run.c cannot express it)")
+        if kind == "Sequence":
+            for part in p["pretokenizers"]:
+                self.pre_tokenizer(part)
+        elif kind == "Split":
+            self.split(pattern_of(p), cuts(p["behavior"], p["invert"]))
+        elif kind == "ByteLevel":
+            if p["add_prefix_space"]:
+                self.prepend(" ")
+            if p["use_regex"]:
+                self.split(Pattern(GPT2).node, CUTS["isolated"])
+            self.byte_level = True
+        elif kind == "Metaspace":
+            self.replace(literal(" "), p["replacement"])
+            if p["prepend_scheme"] != "never":
+                self.prepend(p["replacement"], first=p["prepend_scheme"] == "first")
+            if p["split"]:
+                self.split(literal(p["replacement"]), CUTS["mergedwithnext"])
+        elif kind == "Digits":
+            self.split(("set", builtin_class("digit")), CUTS["isolated" if p["individual_digits"] else "contiguous"])
+        elif kind == "Punctuation":
+            self.split(("set", builtin_class("punctuation")), cuts(p["behavior"]))
+        elif kind == "Whitespace":
+            word, space = builtin_class("word"), builtin_class("space")
+            words = [("repeat", ("set", members), 1, NONE, "") for members in (word, ~word & ~space)]
+            self.split(("any of", words), cuts("removed", True))
+        elif kind == "WhitespaceSplit":
+            self.split(("set", builtin_class("space")), CUTS["removed"])
+        elif kind == "CharDelimiterSplit":
+            self.split(literal(p["delimiter"]), CUTS["removed"])
+        elif kind:
+            fail(f"pre-tokenizer {kind} (run.c cannot express it)")
+
+    def normalize(self, form):
+        """A step that maps code points and, for Unicode's normal forms, orders marks and composes."""
+        flags = dict(Lowercase=0, NFD=1, NFKD=1, NFC=3, NFKC=3)[form]
+        table, result = (one_by_one(f) for f in (form.replace("C", "D") if flags else form, form))
+        first, touched = len(self.rows["map"]), [*result]
+        for c, text in sorted(table.items()):
+            self.rows["map"].append([ord(c), len(self.rows["mapd"]), len(text)])
+            self.rows["mapd"] += [[ord(c)] for c in text]
+        if flags:
+            self.rows["mark"] = sorted([ord(c), n] for c, n in combining_classes().items())
+            touched += combining_classes()
+        if flags & 2:
+            self.rows["comp"] = sorted([ord(a), ord(b), 0, ord(c)] for (a, b), c in compositions().items())
+            touched += [b for _, b in compositions()]
+        where = self.class_of(character_class("".join(touched)))
+        self.steps.append([STEP_NORMALIZE, flags, where, first, len(self.rows["map"]) - first])
+
+    def ranges(self):
+        """Runs of code points that are in the same classes; the class of U+FFFD for bytes that are no characters."""
+        masks = sum((np.frombuffer(members, bool).astype("<u8") << np.uint64(k) for members, k in self.classes.items()),
+                    start=np.zeros(0x110000, "<u8"))
+        masks = np.append(masks, masks[0xFFFD])
+        starts = np.flatnonzero(np.append(True, masks[1:] != masks[:-1]))
+        values, rows = np.unique(masks[starts], return_inverse=True)
+        self.rows["mask"] = values.view("<u4").reshape(-1, 2).tolist()
+        self.rows["rang"] = np.stack([starts, rows.ravel()], 1).tolist()
+
+    def file(self, header):
+        if len(self.classes) > 64:
+            fail(f"the tokenizer's patterns have {len(self.classes)} character classes (run.c takes 64)")
+        self.ranges()
+        payloads = [bytes(self.data) if name == "data" else np.array(self.rows[name], "<u4").tobytes() for name in SECTIONS]
+        counts = [len(self.data) if name == "data" else len(self.rows[name]) for name in SECTIONS]
+        offsets = np.cumsum([HEADER_BYTES, *(len(payload) + 3 & ~3 for payload in payloads)])
+        table = [number for pair in zip(offsets.tolist(), counts) for number in pair]
+        header = struct.pack("<8sQQ9I4x64I", b"run.t\r\n\x1a", offsets[-1], *header, *table, *[0] * (64 - len(table)))
+        return header + b"".join(payload + bytes(-len(payload) % 4) for payload in payloads)
+
+
+def literal(text):
+    return "all", [("set", character_class(c)) for c in text]
+
+
+def pattern_of(part):
+    """The node of a Split's or Replace's pattern."""
+    (kind, text), = part["pattern"].items()
+    return literal(text) if kind == "String" else Pattern(text).node
+
+
+def cuts(behavior, invert=False):
+    """Bits of a split step: 2 * before + after for where it cuts, 4 + kind for what it leaves out."""
+    bits = CUTS[behavior.lower().replace("_", "")]
+    return sum((bits >> (3 - k) & 1) << k for k in range(4)) | (bits >> 5 << 4) if invert else bits
+
+
+def normalized(form, texts):
+    """A normalizer of `tokenizers` on many short texts."""
+    from tokenizers import normalizers
+    return getattr(normalizers, form)().normalize_str("\n".join(texts)).split("\n")
+
+
+@lru_cache
+def one_by_one(form):
+    """The characters that a normalizer changes, and what to."""
+    characters = [c for c in every_character() if c != "\n"]
+    return {c: to for c, to in zip(characters, normalized(form, characters)) if c != to}
+
+
+@lru_cache
+def compositions():
+    """Pairs of characters that NFC composes."""
+    parts = {c: text for c, text in one_by_one("NFD").items() if len(text) > 1 and c not in one_by_one("NFC")}
+    heads = normalized("NFC", [text[:-1] for text in parts.values()])
+    pairs = {(head, text[-1]): c for (c, text), head in zip(parts.items(), heads) if len(head) == 1}
+    return {pair: c for (pair, c), to in zip(pairs.items(), normalized("NFC", map("".join, pairs))) if c == to}
+
+
+@lru_cache
+def combining_classes():
+    """Numbers in the order of the canonical combining classes: each mark is compared, by whether NFD swaps the two, with
+    one mark of each class that unicodedata knows."""
+    sample = [*{unicodedata.combining(c): c for c in reversed(every_character()) if unicodedata.combining(c)}.values()]
+    marks = [c for c in every_character() if c not in one_by_one("NFD") and c != "\n"]
+    swapped = lambda pairs: [pair != to for pair, to in zip(pairs, normalized("NFD", pairs))]
+    ends = [max(sample, key=unicodedata.combining), min(sample, key=unicodedata.combining)]
+    below, above = swapped([ends[0] + c for c in marks]), swapped([c + ends[1] for c in marks])
+    marks = [c for c, *differs in zip(marks, below, above) if any(differs)]
+    below = np.reshape(swapped([c + r for c in marks for r in sample]), (len(marks), -1)).sum(1)
+    above = np.reshape(swapped([r + c for c in marks for r in sample]), (len(marks), -1)).sum(1)
+    return dict(zip(marks, (below - above + len(sample)).tolist()))
+
+
+# ---- Vocabularies: each source becomes tokenizer.json's own form, merges as [left, right, rank] ----
+
+def read_tokenizer_json(path):
+    """tokenizer.json as `tokenizers` understands it, whatever the version that wrote it."""
+    from tokenizers import Tokenizer
+    with reading(path):
+        tokenizer = Tokenizer.from_file(str(path))
+        spec, added = json.loads(tokenizer.to_str()), read_json(path)["added_tokens"]
+        special = {token["content"] for token in added if token["special"]}
+        for token in added:
+            token["id"] = tokenizer.token_to_id(token["content"])
+            if token["normalized"] and tokenizer.normalizer:
+                token["match"] = tokenizer.normalizer.normalize_str(token["content"])
+            token["piece"] = tokenizer.id_to_token(token["id"])
+            token["hidden"] = token["piece"] in special
+        spec["post_processor"] = ids_around(tokenizer)
+    model = spec["model"]
+    if model["type"] != "BPE":
+        fail(f"{path} is a {model['type']} tokenizer (run.c has BPE)")
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model[name]:
+            fail(f"{path} has {name} {model[name]!r} (run.c cannot express it)")
+    for name in ("truncation", "padding"):
+        if spec[name]:
+            note(f"{path} has {name}, which is left out")
+    model["merges"] = [[*pair, rank] for rank, pair in enumerate(model["merges"])]
+    return spec | {"added_tokens": sorted(added, key=lambda token: not token["special"])}
+
+
+def scored_merges(pieces):
+    """Merges of a SentencePiece vocabulary {piece: score}: all ways to make a piece of two; equal scores rank equally."""
+    ranks = {score: rank for rank, score in enumerate(sorted({*pieces.values()}, reverse=True))}
+    return [[piece[:k], piece[k:], ranks[score]] for piece, score in pieces.items() for k in range(1, len(piece))
+            if piece[:k] in pieces and piece[k:] in pieces]
+
+
+def sentencepiece_spec(pieces, normal, unk, dummy_prefix, added, before, after=()):
+    """tokenizer.json's form of a SentencePiece BPE vocabulary. pieces: {piece: id}, normal: {piece: score} of what merges."""
+    steps = [dict(type="Prepend", prepend="▁")] * dummy_prefix + [dict(type="Replace", pattern={"String": " "}, content="▁")]
+    strip = [dict(type="Strip", content=" ", start=1, stop=0)] * dummy_prefix
+    chain = [dict(type="Replace", pattern={"String": "▁"}, content=" "), dict(type="ByteFallback"), dict(type="Fuse")]
+    return dict(model=dict(vocab=pieces, merges=scored_merges(normal), unk_token=unk, fuse_unk=True, ignore_merges=False,
+                           byte_fallback="<0x00>" in pieces),
+                normalizer=dict(type="Sequence", normalizers=steps), pre_tokenizer=None, added_tokens=added,
+                decoder=dict(type="Sequence", decoders=chain + strip), post_processor=(list(before), list(after)))
+
+
+def added_token(content, number, special, normalized=False):
+    return dict(content=content, id=number, special=special, normalized=normalized, lstrip=False, rstrip=False,
+                single_word=False)
+
+
+def read_sentencepiece(path):
+    """tokenizer.model, as the sentencepiece package encodes with it, BOS in front where it has one."""
+    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+    with reading(path):
+        proto = sentencepiece_model_pb2.ModelProto.FromString(Path(path).read_bytes())
+        tokenizer = SentencePieceProcessor(str(path))
+    kinds = proto.SentencePiece
+    if proto.trainer_spec.model_type != proto.trainer_spec.BPE:
+        fail(f"{path} is not a BPE model (run.c has BPE)")
+    normalizer = proto.normalizer_spec
+    for name, bad in (("normalizer map", normalizer.precompiled_charsmap), ("remove_extra_whitespaces",
+                      normalizer.remove_extra_whitespaces), ("escape_whitespaces false", not normalizer.escape_whitespaces),
+                      ("treat_whitespace_as_suffix", proto.trainer_spec.treat_whitespace_as_suffix),
+                      ("unused pieces", any(p.type == kinds.UNUSED for p in proto.pieces))):
+        if bad:
+            fail(f"{path} has {name} (run.c cannot express it)")
+    pieces = {p.piece: i for i, p in enumerate(proto.pieces)}
+    normal = {p.piece: p.score for p in proto.pieces if p.type == kinds.NORMAL}
+    hidden = [added_token(p.piece, i, True) | dict(match="") for i, p in enumerate(proto.pieces)
+              if p.type in (kinds.CONTROL, kinds.UNKNOWN)]
+    defined = [added_token(p.piece, i, False, True) for i, p in enumerate(proto.pieces) if p.type == kinds.USER_DEFINED]
+    bos = [tokenizer.bos_id()] * (tokenizer.bos_id() >= 0)
+    return sentencepiece_spec(pieces, normal, tokenizer.id_to_piece(tokenizer.unk_id()), normalizer.add_dummy_prefix,
+                              hidden + defined, bos)
+
+
+def read_gguf_vocabulary(path):
+    """The vocabulary of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
+    from gguf import GGUFReader, TokenType
+    with reading(path):
+        fields = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in GGUFReader(path).fields.items()
+                  if name.startswith("tokenizer.ggml.")}
+    kind, tokens = fields.get("model"), fields.get("tokens", [])
+    pre = fields.get("pre", "default") if kind == "gpt2" else ""
+    if kind not in ("llama", "gpt2") or pre and pre not in PRE:
+        fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")
+    kinds = fields.get("token_type", [TokenType.NORMAL] * len(tokens))
+    pieces = {piece: i for i, piece in reversed([*enumerate(tokens)])}
+    added = [added_token(piece, i, kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
+             if kinds[i] in (TokenType.CONTROL, TokenType.USER_DEFINED)]
+    around = [[fields[f"{name}_token_id"]] if fields.get(f"add_{name}_token", default) else []
+              for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
+    unk = tokens[fields["unknown_token_id"]] if kind == "llama" and "unknown_token_id" in fields else None
+    if kind == "llama":
+        normal = {piece: fields["scores"][i] for piece, i in pieces.items() if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)}
+        spec = sentencepiece_spec(pieces, normal, unk, fields.get("add_space_prefix", True), added, *around)
+    else:
+        splits, use_regex, form, whole = PRE[pre]
+        splits = [dict(type="Digits", individual_digits=True) if split == "Digits" else dict(
+            type="Split", pattern={"Regex": split}, behavior="Isolated", invert=False) for split in splits]
+        level = dict(type="ByteLevel", add_prefix_space=False, use_regex=use_regex)
+        spec = dict(model=dict(vocab=pieces, merges=[[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])],
+                               unk_token=None, fuse_unk=False, ignore_merges=whole, byte_fallback=False),
+                    normalizer=form and dict(type=form), pre_tokenizer=dict(type="Sequence", pretokenizers=splits + [level]),
+                    added_tokens=added, decoder=dict(type="ByteLevel"), post_processor=tuple(around))
+    base = [(i, piece) for i, piece in enumerate(tokens) if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)]
+    return spec | dict(base=base)
+
+
+def read_vocabulary(source):
+    """-> tokenizer.json's form of the tokenizer of a folder or file, None without one"""
+    if source.is_dir():
+        return next((read_vocabulary(source / name) for name in ("tokenizer.json", "tokenizer.model")
+                     if (source / name).exists()), None)
+    if source.suffix == ".json":
+        return read_tokenizer_json(source)
+    with open(source, "rb") as file:
+        is_gguf = file.read(4) == b"GGUF"
+    return read_gguf_vocabulary(source) if is_gguf else read_sentencepiece(source) if source.suffix == ".model" else None
+
+
+def ids_around(tokenizer):
+    """The ids that a post-processor puts before and after a text, seen on a text of one token with an id of its own."""
+    from tokenizers import Tokenizer, models
+    probe = Tokenizer(models.WordLevel({"x": NONE - 1}, unk_token="x"))
+    if tokenizer.post_processor:
+        probe.post_processor = tokenizer.post_processor
+    ids = probe.encode("x").ids
+    if ids.count(NONE - 1) != 1:
+        fail("a post-processor that drops or repeats the text (run.c cannot express it)")
+    return ids[:ids.index(NONE - 1)], ids[ids.index(NONE - 1) + 1:]
+
+
+def decoder_of(d):
+    """-> a function from a piece to its bytes, and how many leading spaces are stripped (NONE: the first token's)"""
+    parts = d["decoders"] if d and d["type"] == "Sequence" else [d]
+    kinds = [part and part["type"] for part in parts]
+    if kinds == [None]:
+        return lambda piece: b" " + piece.encode(), 1  # joined with spaces
+    if kinds == ["ByteLevel"]:
+        return lambda piece: bytes(ALPHABET[c] for c in piece) if all(c in ALPHABET for c in piece) else piece.encode(), 0
+    replace, strip = [], 0
+    for kind, part in zip(kinds, parts):
+        fused = "Fuse" in kinds[:kinds.index(kind)]
+        if kind == "Replace" and "String" in part["pattern"] and not fused and "ByteFallback" not in kinds[:len(replace)]:
+            replace.append((part["pattern"]["String"], part["content"]))
+        elif kind == "Metaspace" and len(parts) == 1:
+            replace.append((part["replacement"], " "))
+            strip = NONE if part["prepend_scheme"] != "never" else 0
+        elif kind == "Strip" and fused and not strip and part["stop"] == 0 and part["content"] == " ":
+            strip = part["start"]
+        elif kind not in ("Fuse", "ByteFallback"):
+            fail(f"decoder {listing(map(str, kinds))} (run.c cannot express it)")
+
+    def decode(piece):
+        for old, new in replace:
+            piece = piece.replace(old, new)
+        byte = "ByteFallback" in kinds and re.fullmatch("<0x([0-9A-Fa-f]{2})>", piece)
+        return bytes([int(byte[1], 16)]) if byte else piece.encode()
+
+    return decode, strip
+
+
+def fingerprint(spec):
+    """FNV-1a over the base vocabulary's pieces in the order of their ids, each followed by the byte 0xFF."""
+    model, value = spec["model"], 14695981039346656037
+    apart = {token["content"] for token in spec["added_tokens"]} | {model["unk_token"]}
+    base = spec.get("base") or sorted((i, piece) for piece, i in model["vocab"].items() if piece not in apart)
+    for byte in b"".join(piece.encode() + b"\xff" for _, piece in base):
+        value = (value ^ byte) * 1099511628211 & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+def compile_vocabulary(p, model):
+    """The symbols, merges, byte tokens and whole words of a BPE model."""
+    vocab = model["vocab"]
+    to_bytes = (lambda piece: bytes(ALPHABET[c] for c in piece)) if p.byte_level else str.encode
+    units = [(b, c) for c, b in ALPHABET.items()] if p.byte_level else [(ord(c), c) for c in vocab if len(c) == 1]
+    p.rows["char"] = sorted([unit, vocab[c]] for unit, c in units if c in vocab)
+    lost = [left + right for left, right, _ in model["merges"] if not {left, right, left + right} <= vocab.keys()]
+    if lost:
+        fail(f"{len(lost)} merges make pieces that the vocabulary lacks: {listing(lost)} (export a whole tokenizer)")
+    pairs = {(vocab[left], vocab[right]): (rank, vocab[left + right]) for left, right, rank in model["merges"]}
+    p.rows["pair"] = sorted([*pair, *to] for pair, to in pairs.items())
+    if model["byte_fallback"] and not (p.byte_level and len(p.rows["char"]) == 256):
+        if p.byte_level:
+            fail("byte_fallback together with an incomplete ByteLevel alphabet (run.c cannot express it)")
+        p.rows["byte"] = [[vocab.get(f"<0x{b:02X}>", NONE)] for b in range(256)]
+    if model["ignore_merges"]:
+        words = {to_bytes(piece): i for piece, i in vocab.items() if not p.byte_level or all(c in ALPHABET for c in piece)}
+        p.rows["word"] = [[*p.intern(word), words[word]] for word in sorted(words, key=lambda word: (len(word), word))]
+    if model["unk_token"] is not None and model["unk_token"] not in vocab:
+        fail(f"unk_token {model['unk_token']!r} is not in the vocabulary (export a whole tokenizer)")
+    return vocab[model["unk_token"]] if model["unk_token"] is not None else NONE
+
+
+def compile_added(p, added):
+    """The added tokens' tables, and the classes that bound them. -> steps for those found in the raw, the normalized text"""
+    steps = [], []
+    for k, (name, section) in enumerate((("addr", RAW_ADDED), ("adde", ADDED))):
+        found = {}
+        for token in added:
+            text = token.get("match", token["content"]).encode()
+            if len(text) > 1024:
+                fail(f"the added token {token['content'][:40]!r}... is {len(text)} bytes long (run.c takes 1024)")
+            if text and token["normalized"] == bool(k):
+                found.setdefault(text, token)
+        for text in sorted(found, key=lambda text: (len(text), text)):
+            flags = sum(found[text][flag] << bit for bit, flag in enumerate(("lstrip", "rstrip", "single_word"), 1))
+            p.rows[name].append([*p.intern(text), found[text]["id"], flags])
+        if found:
+            texts = [text.decode() for text in found]
+            first, second = ("".join(text[i:i + 1] for text in texts) for i in (0, 1))
+            second = "any" if len(second) < len(texts) else character_class(second)
+            steps[k].append([STEP_ADDED, section, p.class_of(character_class(first)), p.class_of(second), max(map(len, found))])
+    word = p.class_of(builtin_class("word")) if any(token["single_word"] for token in added) else 0
+    space = p.class_of(builtin_class("space")) if any(token["lstrip"] or token["rstrip"] for token in added) else 0
+    return steps, word, space
+
+
+def compile_tokenizer(spec, rows):
+    p, added = Program(), [token for token in spec["added_tokens"] if rows is None or token["id"] < rows]
+    if len(added) < len(spec["added_tokens"]):
+        note(f"{listing(token['content'] for token in spec['added_tokens'] if token not in added)}: added tokens without "
+             f"a row among the model's {rows}, left out")
+    (raw, normal), word, space = compile_added(p, added)
+    p.steps += raw
+    p.normalizer(spec["normalizer"])
+    p.steps += normal
+    p.pre_tokenizer(spec["pre_tokenizer"])
+    model = spec["model"]
+    unk = compile_vocabulary(p, model)
+    before, after = spec["post_processor"]
+    p.rows["post"] = [[i] for i in [*before, *after]]
+    pieces = {i: (piece, 0) for piece, i in model["vocab"].items()}
+    pieces |= {token["id"]: (token.get("piece", token["content"]), int(token.get("hidden", token["special"]))) for token in added}
+    to_bytes, strip = decoder_of(spec["decoder"])
+    n_ids = max(pieces) + 1
+    if strip == NONE and any(" " in piece for piece, _ in pieces.values()):
+        fail("a Metaspace decoder and pieces with spaces (run.c cannot express it)")
+    if any(i not in pieces for i in [*before, *after]):
+        fail(f"ids {before + after} around a text are not all in the vocabulary (export the model's own tokenizer)")
+    for i in range(n_ids):
+        piece, flags = pieces.get(i, ("", 0))
+        p.rows["ids"].append([*p.intern(to_bytes(piece) if i in pieces else b""), flags])
+    bits = BYTE_UNITS * p.byte_level | FUSE_UNK * model["fuse_unk"] | WHOLE_WORDS * model["ignore_merges"]
+    return p.file([fingerprint(spec), 1, n_ids, before[0] if before else NONE, unk, bits, len(before), word, space, strip])
+
+
+def write_tokenizer(source, path, rows=None):
+    """Writes tokenizer.bin of `source` (a folder or file) to `path`; added tokens with ids from `rows` on are left out.
+    -> whether there was a tokenizer"""
+    spec = read_vocabulary(Path(source))
+    if spec:
+        file = compile_tokenizer(spec, rows)
+        Path(path).write_bytes(file)
+    return spec is not None
 
 
 def tokenizer_hash(source):
     """The fingerprint of the tokenizer of `source`, 0 without one."""
-    return 0
+    spec = read_vocabulary(Path(source))
+    return fingerprint(spec) if spec else 0
 
 
 # ---- Back to Hugging Face ----
@@ -566,8 +1223,10 @@ def export(source, path):
     if path.is_dir() or path.exists() and path.samefile(source):
         fail(f"{path} is a folder or the source itself (give another name)")
     with replacing(path) as model, replacing(path.with_name(path.stem + ".tokenizer.bin")) as tokenizer:
-        write_tokenizer(source, tokenizer)
-        write_model(open_source(source), model, tokenizer_hash(source))
+        opened = open_source(source)
+        rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
+        write_tokenizer(source, tokenizer, rows)
+        write_model(opened, model, tokenizer_hash(source))
 
 
 def main(arguments=None):

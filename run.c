@@ -673,11 +673,11 @@ static const float *logits_of(Run *r, size_t first, size_t n) {
 // makes from the model's tokenizer.json. The file, version 1: TokenizerHeader, then the sections' rows of uint32.
 
 #define NONE UINT32_MAX  // in place of an id
-enum { IDS, DATA, CHARS, PAIRS, BYTES, WORDS, MASKS, RANGES, CODE, STEPS, RAW, ADDED, POST, MAP, MAPPED, MARKS, COMPOSE, N_SECTIONS };
+enum { IDS, DATA, CHARS, PAIRS, BYTES, WORDS, MASKS, RANGES, CODE, STEPS, RAW, ADDED, POST, MAP, MAPPED, MARKS, COMPOSE, TURNS, ENDS, N_SECTIONS };
 enum { OP_REPEAT, OP_SPLIT, OP_JUMP, OP_SUB, OP_BEHIND, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, N_STEPS };
 enum { BYTE_UNITS = 1, FUSE_UNK = 2, WHOLE_WORDS = 4, STRIP_AFTER_BOS = 8 };  // TokenizerHeader.model
-enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8 };  // flags of ids (SPECIAL: hidden unless asked for), added tokens
+enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };  // of ids (SPECIAL: hidden unless asked for), added tokens
 
 // A section's columns, as the loader checks them: d offset in DATA and, next, length (m: in MAPPED, M: in MAP), i id, n id or
 // NONE, u code point, r row of MASKS, k class, p row of CODE, a section of added tokens, . any number. Rows ascend by `keys`.
@@ -699,6 +699,8 @@ static const struct { const char *columns; uint32_t width, keys; } sections[N_SE
     [MAPPED] = {"u", 1, 0},      // code points
     [MARKS] = {"u.", 2, 1},      // code point, canonical combining class
     [COMPOSE] = {"uu.u", 4, 2},  // two code points, 0, the one they compose to
+    [TURNS] = {"d-d-d-d-d-d-d-kkkkkkkk..", 24, 0},  // the chat format, see render()
+    [ENDS] = {"i", 1, 0},        // ids that end a reply
 };
 
 typedef struct {
@@ -725,11 +727,12 @@ typedef struct {
     bool adds_bos;
 } Tokenizer;
 
-typedef struct { uint32_t c, class; } Mark;                    // code point, canonical combining class
+typedef struct { uint32_t c, class; bool content; } Mark;      // code point, canonical combining class
 typedef struct { uint32_t pc; size_t least, i; } Choice;       // at pc from byte i, then from each character back to least
 typedef struct { uint32_t id, before, next, merged; } Symbol;  // neighbours, and what it makes with the next; or NONE
 typedef struct { uint64_t order; uint32_t merged; } Merge;     // rank, position
-typedef struct { const unsigned char *s; size_t size; bool leads; } Stretch;  // leads: starts where the whole text does
+// A part of the text. leads: starts where the whole text does; content (size): 1 where CONTROL tokens are plain text
+typedef struct { const unsigned char *s; size_t size; bool leads; const unsigned char *content; } Stretch;
 
 typedef struct {  // what encoding one text needs
     const Tokenizer *t;
@@ -794,7 +797,7 @@ static size_t class_before(const Tokenizer *t, const Stretch *x, size_t i, uint3
     size_t n = 1;
     while (n < 4 && n < i && (utf8_decode(x->s + i - n, n, &c) < n || c >= 0x110000)) n++;
     if (i && (utf8_decode(x->s + i - n, n, &c) < n || c >= 0x110000)) n = 1;
-    return i && class_at(t, &(Stretch){x->s, i, 0}, i - n, k) ? n : 0;
+    return i && class_at(t, &(Stretch){.s = x->s, .size = i}, i - n, k) ? n : 0;
 }
 
 static void spend(Encoder *e, size_t n) {
@@ -854,6 +857,10 @@ static bool next_match(Encoder *e, const Stretch *x, uint32_t pc, size_t *start,
 
 static void run_steps(Encoder *e, size_t step, Stretch x);
 
+static Stretch part_of(const Stretch *x, size_t from, size_t to) {
+    return (Stretch){x->s + from, to - from, x->leads && !from, x->content + from};
+}
+
 // STEP_ADDED: tokens of section a become ids, leftmost-longest. They begin with a code point of class b, go on with one of
 // class c and have at most d bytes.
 static void split_added(Encoder *e, size_t k, const Stretch *x) {
@@ -864,14 +871,17 @@ static void split_added(Encoder *e, size_t k, const Stretch *x) {
         const uint32_t *a = NULL;
         size_t start = i, first = class_at(t, x, i, step[2]), length = min_size(step[4], x->size - i);
         if (first && (i + first == x->size || class_at(t, x, i + first, step[3])))
-            for (; length && !a; length--) a = find_bytes(t, step[1], x->s + i, length);
+            for (; length && !a; length--)
+                if ((a = find_bytes(t, step[1], x->s + i, length)) && a[3] & CONTROL && memchr(x->content + i, 1, length)) a = NULL;
         end = i + (a ? a[1] : 1);
         if (a && a[3] & SINGLE_WORD && (class_before(t, x, i, word) || class_at(t, x, end, word))) continue;
         size_t stop = end;
+        if (a && a[3] & LSTRIP && start < done) start = done;
         while (a && a[3] & LSTRIP && start > done && (n = class_before(t, x, start, space))) start -= n;
         while (a && a[3] & RSTRIP && (n = class_at(t, x, stop, space))) stop += n;
-        if ((a || i == x->size) && done < start) run_steps(e, k + 1, (Stretch){x->s + done, start - done, x->leads && !done});
-        if (a) append(&e->ids, &a[2], sizeof a[2]), done = stop;
+        if ((a || i == x->size) && done < start) run_steps(e, k + 1, part_of(x, done, start));
+        if (a && start < stop) append(&e->ids, &a[2], sizeof a[2]);  // it may lie in the spaces that the one before took
+        if (a) done = stop;
     }
 }
 
@@ -879,7 +889,7 @@ static void split_added(Encoder *e, size_t k, const Stretch *x) {
 // before) + kind of b is set; a kind whose bit 4 + kind of b is set becomes the d bytes at c.
 static void split_pattern(Encoder *e, size_t k, const Stretch *x) {
     const uint32_t *step = e->t->table[STEPS].at + 5 * k, bits = step[2];
-    Buffer piece = {0};
+    Buffer piece = {0}, content = {0};
     bool leads = x->leads, more = true;
     size_t start = SIZE_MAX, end = 0;
     for (uint32_t kind, last = 2; more;) {
@@ -887,21 +897,25 @@ static void split_pattern(Encoder *e, size_t k, const Stretch *x) {
         if ((more = next_match(e, x, step[1], &start, &end))) part[1] = start, part[2] = end;
         for (kind = part[0] == part[1]; kind < 1u + more; last = kind++) {
             if (last < 2 && bits >> (2 * last + kind) & 1) {
-                run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads});
-                piece.size = 0, leads = false;
+                run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads, content.data});
+                piece.size = content.size = 0, leads = false;
             }
-            if (bits >> (4 + kind) & 1) append(&piece, e->t->data + step[3], step[4]);
-            else append(&piece, x->s + part[kind], part[kind + 1] - part[kind]);
+            bool replaced = bits >> (4 + kind) & 1;
+            Stretch p = part_of(x, part[kind], part[kind + 1]);
+            append(&piece, replaced ? e->t->data + step[3] : p.s, replaced ? step[4] : p.size);
+            unsigned char typed = p.size && memchr(p.content, 1, p.size);
+            if (!replaced) append(&content, p.content, p.size);
+            while (content.size < piece.size) append(&content, &typed, 1);
         }
     }
-    run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads});
-    free(piece.data);
+    run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads, content.data});
+    free(piece.data), free(content.data);
 }
 
 // Appends c behind those of its combining class: canonical ordering.
-static void push_mark(Encoder *e, Buffer *marks, uint32_t c, bool ordered) {
+static void push_mark(Encoder *e, Buffer *marks, uint32_t c, bool ordered, bool content) {
     const uint32_t *row = ordered ? find_row(e->t, MARKS, 0, e->t->table[MARKS].n, c, 0) : NULL;
-    Mark new = {c, row ? row[1] : 0};
+    Mark new = {c, row ? row[1] : 0, content};
     size_t i = marks->size / sizeof new;
     append(marks, &new, sizeof new);
     Mark *m = (Mark *)(void *)marks->data;
@@ -915,7 +929,7 @@ static size_t compose(const Tokenizer *t, Mark *m, size_t n) {
     for (size_t i = 0; i < n; i++) {
         bool open = starter < out && (starter == out - 1 || m[out - 1].class < m[i].class);
         const uint32_t *pair = open ? find_row(t, COMPOSE, 0, t->table[COMPOSE].n, m[starter].c, m[i].c) : NULL;
-        if (pair) m[starter].c = pair[3];
+        if (pair) m[starter].c = pair[3], m[starter].content |= m[i].content;
         else {
             if (m[i].class == 0) starter = out;
             m[out++] = m[i];
@@ -929,21 +943,23 @@ static size_t compose(const Tokenizer *t, Mark *m, size_t n) {
 static void normalize(Encoder *e, size_t k, const Stretch *x) {
     const Tokenizer *t = e->t;
     const uint32_t *step = t->table[STEPS].at + 5 * k, *mapped = t->table[MAPPED].at;
-    Buffer marks = {0}, out = {0};
+    Buffer marks = {0}, out = {0}, content = {0};
     bool as_is = true;
     uint32_t c;
     for (size_t i = 0; i < x->size; i += utf8_decode(x->s + i, x->size - i, &c)) as_is = as_is && !class_at(t, x, i, step[2]);
     for (size_t i = 0; i < x->size && !as_is;) {
+        bool typed = x->content[i];
         i += utf8_decode(x->s + i, x->size - i, &c);
         const uint32_t *row = find_row(t, MAP, step[3], step[3] + step[4], c, 0);
-        for (size_t j = 0; j < (row ? row[2] : 1); j++) push_mark(e, &marks, row ? mapped[row[1] + j] : c, step[1] & 1);
+        for (size_t j = 0; j < (row ? row[2] : 1); j++) push_mark(e, &marks, row ? mapped[row[1] + j] : c, step[1] & 1, typed);
     }
     Mark *m = (Mark *)(void *)marks.data;
     size_t n = marks.size / sizeof *m;
     if (step[1] & 2) n = compose(t, m, n);
-    for (size_t i = 0; i < n; i++) utf8_append(&out, m[i].c);
-    run_steps(e, k + 1, as_is ? *x : (Stretch){out.data, out.size, x->leads});
-    free(marks.data), free(out.data);
+    for (size_t i = 0; i < n; i++)
+        for (utf8_append(&out, m[i].c); content.size < out.size;) append(&content, &(unsigned char){m[i].content}, 1);
+    run_steps(e, k + 1, as_is ? *x : (Stretch){out.data, out.size, x->leads, content.data});
+    free(marks.data), free(out.data), free(content.data);
 }
 
 static void push_symbol(Encoder *e, uint32_t id) {
@@ -1030,8 +1046,9 @@ static void run_steps(Encoder *e, size_t step, Stretch x) {
     else kinds[e->t->table[STEPS].at[5 * step]](e, step, &x);
 }
 
-// The ids of a text, those that the tokenizer adds around it included. The caller frees them.
-static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, size_t *n) {
+// The ids of a text, those that the tokenizer adds around it included, unless the text is a chat's, whose bytes of content
+// are marked. The caller frees them.
+static int *encode_marked(const Tokenizer *t, const unsigned char *text, const unsigned char *content, size_t size, size_t *n) {
     Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)size};
     const Table *post = &t->table[POST], *bytes = &t->table[BYTES];
     size_t before = t->header.n_before;
@@ -1041,13 +1058,16 @@ static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, s
         if (c >= 0x110000 && (!bytes->n || bytes->at[text[i]] == NONE))
             die("byte %zu of the text, 0x%02X, is not UTF-8, and %s has no token for it (mend the text)", i, text[i], t->path);
     }
-    append(&e.ids, post->at, before * sizeof *post->at);
-    run_steps(&e, 0, (Stretch){text, size, true});
-    append(&e.ids, post->at + before, (post->n - before) * sizeof *post->at);
-    free(e.choices.data), free(e.symbols.data), free(e.merges.data);
+    unsigned char *none = content ? NULL : allocate(size, 1, "a text");
+    if (!content) append(&e.ids, post->at, before * sizeof *post->at);
+    run_steps(&e, 0, (Stretch){text, size, true, content ? content : none});
+    if (!content) append(&e.ids, post->at + before, (post->n - before) * sizeof *post->at);
+    free(none), free(e.choices.data), free(e.symbols.data), free(e.merges.data);
     *n = e.ids.size / sizeof(int);
     return (int *)(void *)e.ids.data;
 }
+
+static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, size_t *n) { return encode_marked(t, text, NULL, size, n); }
 
 typedef struct {
     unsigned char held[4];  // the first bytes of a character whose others are yet to come
@@ -1206,6 +1226,53 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
         for (; c < (i + 1 < ranges->n ? ranges->at[2 * i + 2] : 0x110100); c++) t->mask_row[c] = (uint16_t)ranges->at[2 * i + 1];
 }
 
+// ---- the chat format ------------------------------------------------------------------------------------------------
+// export.py takes the model's chat template apart. A row of TURNS is what it writes around a turn, the first or a later
+// one, without a system prompt and, if it takes any, with it: texts (PAST before a turn that has a reply, LAST before one
+// that awaits it, in halves between which the system prompt may stand), classes of what it strips from contents, left and
+// right, bits, and how many bytes of the text before an empty content go with it.
+
+enum { PAST = 0, LAST = 4, BETWEEN = 8, PROMPT = 10, CUT = 12, OF_USER = 14, OF_REPLY = 16, OF_CUT = 18, OF_SYSTEM = 20,
+       BITS = 22, DROP, TURN_WIDTH };
+enum { IN_PAST = 1, IN_LAST = 2, EMPTY_IS_NONE = 4 };  // BITS: where the system prompt stands, what an empty one is
+
+// A content, of a kind OF_..., as the template repeats it: stripped, a reply without all up to the last CUT, "</think>".
+static Buffer repeated(const Tokenizer *t, Buffer b, const uint32_t *row, int kind) {
+    Stretch x = {.s = b.data, .size = b.size};
+    size_t start = 0, n = kind == OF_REPLY ? row[CUT + 1] : 0;
+    for (size_t i = n ? b.size : 0; i >= n && i && !start; i--)
+        if (!memcmp(b.data + i - n, t->data + row[CUT], n)) start = i, kind = OF_CUT;
+    while ((n = class_at(t, &x, start, row[kind]))) start += n;
+    while (x.size > start && (n = class_before(t, &x, x.size, row[kind + 1]))) x.size -= n;
+    return b.size ? (Buffer){b.data + start, x.size - start, 0} : b;
+}
+
+// The ids of n messages, users' and replies in turn, up to where the next reply begins.
+static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
+    const uint32_t *rows = t->table[TURNS].at + (system ? 2 * TURN_WIDTH : 0);
+    Buffer text = {0}, content = {0}, given = {0};
+    append(&given, system, system ? strlen(system) : 0);
+    if (rows[BITS] & EMPTY_IS_NONE && !repeated(t, given, rows, OF_SYSTEM).size) rows = t->table[TURNS].at;
+    for (size_t k = 0; k < n; k += 2) {
+        bool last = k + 1 == n;
+        const uint32_t *row = rows + (k ? TURN_WIDTH : 0), *before = row + (last ? LAST : PAST);
+        const uint32_t *after = row + (last ? PROMPT : BETWEEN);
+        Buffer user = repeated(t, messages[k], row, OF_USER), reply = {0}, prompt = {0};
+        if (row[BITS] & (last ? IN_LAST : IN_PAST)) prompt = repeated(t, given, row, OF_SYSTEM);
+        if (!last) reply = repeated(t, messages[k + 1], row, OF_REPLY);
+        const struct { const unsigned char *s; size_t n; } parts[] = {  // the template's texts and contents by turns
+            {t->data + before[0], before[1]}, {prompt.data, prompt.size},
+            {t->data + before[2], before[3] - (user.size ? 0 : min_size(before[3], row[DROP]))}, {user.data, user.size},
+            {t->data + after[0], after[1]}, {reply.data, reply.size}};
+        for (int p = 0; p < 6; p++)
+            for (append(&text, parts[p].s, parts[p].n); content.size < text.size;) append(&content, &"\0\1"[p & 1], 1);
+    }
+    int *ids = encode_marked(t, text.data, content.data, text.size, n_ids);
+    if (!*n_ids) die("the conversation has no tokens (say something)");
+    free(text.data), free(content.data), free(given.data);
+    return ids;
+}
+
 // ---- the sampler ----------------------------------------------------------------------------------------------------
 
 typedef struct { float logit, weight; int id; } Candidate;  // weight: proportional to the probability
@@ -1316,8 +1383,11 @@ static int sample(Sampler *s, const float *logits, size_t position) {
 
 // ---- input and output -----------------------------------------------------------------------------------------------
 
+static volatile sig_atomic_t stoppable;  // 1: chat writes a reply, which SIGINT ends; 2: it has
+
 // A signal ends the program without a trace of unfinished output.
 static void on_signal(int number) {
+    if (number == SIGINT && stoppable == 1) { stoppable = 2; return; }
     if (unfinished[0]) unlink(unfinished);
     _exit(128 + number);
 }
@@ -1370,7 +1440,7 @@ static Buffer read_all(const char *path) {
 }
 
 typedef struct {
-    const char *model, *mode, *text, *file, *ids, *tokenizer, *output;
+    const char *model, *mode, *text, *file, *ids, *tokenizer, *output, *system;
     double n_new, context, chunk, threads, top_k, temperature, top_p, min_p, penalty;
     uint64_t seed;
     bool print_ids;
@@ -1513,40 +1583,146 @@ static size_t plan(const Options *o, const Model *m, size_t n, size_t *context) 
     return *context - n;
 }
 
-static void generate(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
-    Sampler s = {.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
-                 .top_k = (size_t)o->top_k, .state = o->seed};
-    size_t context, wanted = plan(o, m, p->n, &context), made = 0;
-    Decoder d = {0};
-    Buffer out = {0};
-    Run r;
-    new_run(&r, m, context, (size_t)o->chunk, 1);
-    new_sampler(&s, m->config.vocab_size);
-    for (size_t i = 0; i < p->n; i++) {
-        s.seen[p->ids[i]] = true;
-        append_token(&out, o, t, &d, p->ids[i], i == 0);
-    }
-    if (p->text.size && !o->print_ids) decode_end(&d, &out), out = p->text;  // text is shown as it was given
-    print_all(&out);
+typedef struct {  // of generate and chat
+    const Options *o;
+    const Tokenizer *t;
+    Run run;
+    Sampler sampler;
+    Decoder decoder;
+    bool *ends;               // (vocab_size) ids that end what is written
+    Buffer ids, out;          // what the cache holds, and perhaps one more; what has been written
+    size_t fed, made, timed;  // tokens of prompts, new ones, and of these all but the first of each reply
+    double feeding, making;   // seconds for `fed` and for `timed`
+} Session;
+
+static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t context, bool chats) {
+    const Table *ends = &t->table[ENDS];
+    size_t vocab_size = m->config.vocab_size;
+    *x = (Session){.o = o, .t = t, .ends = allocate(vocab_size, sizeof *x->ends, "the ids at ends")};
+    x->sampler = (Sampler){.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
+                           .top_k = (size_t)o->top_k, .state = o->seed};
+    for (size_t id = 0; id < vocab_size; id++) x->ends[id] = is_eos(m, (int)id);
+    for (size_t i = 0; chats && i < ends->n; i++) x->ends[ends->at[i]] = true;
+    new_run(&x->run, m, context, (size_t)o->chunk, 1);
+    new_sampler(&x->sampler, vocab_size);
+}
+
+static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
+
+// Feeds those of n ids that the cache lacks, then samples up to `wanted` more, printing them as they come.
+// Returns whether the text came to its end, or the user had enough of it.
+static bool write_on(Session *x, const int *ids, size_t n, size_t wanted) {
+    Run *r = &x->run;
+    size_t fed = n - r->position, made = 0, shown;
+    bool ended = false;
+    x->ids.size = x->out.size = 0;
+    append(&x->ids, ids, n * sizeof *ids);
+    memset(x->sampler.seen, 0, x->sampler.vocab_size * sizeof *x->sampler.seen);
+    for (size_t i = 0; i < n; i++) x->sampler.seen[ids[i]] = true;
     double start = seconds(), first = start;
-    prefill(&r, p->ids, p->n, NULL, NULL);
-    const float *logits = logits_of(&r, (p->n - 1) % r.chunk, 1);
-    for (int id; made < wanted; forward(&r, &id, 1), logits = logits_of(&r, 0, 1)) {
-        id = sample(&s, logits, r.position - 1);
+    prefill(r, ids + r->position, fed, NULL, NULL);
+    const float *logits = logits_of(r, (fed - 1) % r->chunk, 1);
+    for (int id; made < wanted && !(ended = stoppable == 2); forward(r, &id, 1), logits = logits_of(r, 0, 1)) {
+        id = sample(&x->sampler, logits, r->position - 1);
         if (made++ == 0) first = seconds();
-        if (is_eos(m, id)) break;
-        s.seen[id] = true;
-        append_token(&out, o, t, &d, id, false);
-        print_all(&out);
+        if ((ended = x->ends[id])) break;
+        x->sampler.seen[id] = true, shown = x->out.size;
+        append(&x->ids, &id, sizeof id);
+        append_token(&x->out, x->o, x->t, &x->decoder, id, false);
+        print_from(&x->out, shown);
         if (made == wanted) break;
     }
     double end = seconds();
-    decode_end(&d, &out);
-    if (o->print_ids || isatty(STDOUT_FILENO)) append(&out, "\n", 1);
-    print_all(&out);
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %llu\n", p->n,
-            per_second(p->n, (made ? first : end) - start), made, made > 1 ? per_second(made - 1, end - first) : 0,
-            (unsigned long long)o->seed);
+    x->fed += fed, x->feeding += (made ? first : end) - start, x->made += made;
+    if (made) x->timed += made - 1, x->making += end - first;
+    shown = x->out.size;
+    decode_end(&x->decoder, &x->out);
+    print_from(&x->out, shown);
+    if (stoppable || x->o->print_ids || isatty(STDOUT_FILENO)) print("\n", 1);
+    return ended;
+}
+
+static void report_session(const Session *x) {
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %llu\n", x->fed,
+            per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (unsigned long long)x->o->seed);
+}
+
+static void generate(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
+    size_t context, wanted = plan(o, m, p->n, &context);
+    Session x;
+    new_session(&x, o, m, t, context, false);
+    for (size_t i = 0; i < p->n; i++) append_token(&x.out, o, t, &x.decoder, p->ids[i], i == 0);
+    if (p->text.size && !o->print_ids) decode_end(&x.decoder, &x.out);
+    print_from(p->text.size && !o->print_ids ? &p->text : &x.out, 0);  // text is shown as it was given
+    write_on(&x, p->ids, p->n, wanted);
+    report_session(&x);
+}
+
+// Reads the next turn: -i, then the lines of -f or standard input. False at their end.
+static bool next_turn(const Options *o, bool first, Buffer *turn) {
+    static FILE *in;
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t n = 0;
+    *turn = (Buffer){0};
+    if (!in) in = o->file && strcmp(o->file, "-") ? fopen(o->file, "r") : stdin;
+    if (!in) die("cannot read %s: %s (check the path)", o->file, strerror(errno));
+    if (first && o->text) return append(turn, o->text, strlen(o->text)), true;
+    bool terminal = isatty(fileno(in)), marks = terminal && isatty(STDOUT_FILENO), whole = false, joined = false;
+    do {
+        if (marks && !turn->size) print("> ", 2);
+        if ((n = getline(&line, &room, in)) <= 0) break;
+        whole = line[n - 1] == '\n', joined = whole && n > 1 && line[n - 2] == '\\';
+        if (joined) line[n - 2] = '\n';
+        append(turn, line, (size_t)n - whole);
+    } while (joined || (terminal && whole && !turn->size));
+    free(line);
+    if (n <= 0 && !feof(in)) die("cannot read the turns: %s (check -f)", strerror(errno));
+    if (n <= 0 && marks) print("\n", 1);
+    return n > 0 || turn->size;
+}
+
+// -m chat --ids: a whole conversation.
+static Prompt read_conversation(const Options *o, const Tokenizer *t) {
+    Buffer talk = {0}, said;
+    Prompt p = {0};
+    size_t n = 0;
+    for (; next_turn(o, n == 0, &said); n++) append(&talk, &said, sizeof said);
+    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
+    p.ids = render(t, o->system, (Buffer *)(void *)talk.data, n, &p.n);
+    return p;
+}
+
+// Answers a turn, feeding what the conversation's ids have beyond those in the cache. False when the context is full.
+static bool answer(Session *x, Buffer *talk, Buffer said) {
+    append(talk, &said, sizeof said);
+    size_t n, n_said = talk->size / sizeof said, context = x->run.context, same = 0;
+    int *ids = render(x->t, x->o->system, (Buffer *)(void *)talk->data, n_said, &n), *held = (int *)(void *)x->ids.data;
+    if (n > context && n_said > 1) return false;
+    size_t room = context_for(x->o, x->run.model, context, n) - n;
+    bool endless = x->o->n_new < 0 || (size_t)x->o->n_new > room;
+    while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
+    x->run.position = same, x->decoder = (Decoder){0}, stoppable = 1;
+    bool ended = write_on(x, ids, n, endless ? room : (size_t)x->o->n_new);
+    stoppable = 0;
+    append(talk, &x->out, sizeof said);
+    x->out = (Buffer){0};
+    free(ids);
+    return ended || !endless;
+}
+
+static void chat(const Options *o, const Model *m, const Tokenizer *t) {
+    Options endless = *o;
+    Buffer talk = {0}, said;
+    Session x;
+    size_t context;
+    bool full = false;
+    endless.n_new = -1;
+    plan(&endless, m, 0, &context);
+    new_session(&x, o, m, t, context, true);
+    while (!full && next_turn(o, !talk.size, &said)) full = !answer(&x, &talk, said);
+    if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
+    report_session(&x);
 }
 
 // Where the logits of positions go: to a file, or to the sum of -ln p(next id) over the ids of a window.
@@ -1657,16 +1833,16 @@ static void check(const Options *o, const Model *m) {
 
 static const char USAGE[] =
     "usage: run MODEL [options]\n"
-    "  -m MODE   generate (default) | tokenize | detokenize | logits | hidden | perplexity | check\n"
-    "  -i TEXT   prompt                                 -t F  temperature, 0 = greedy (1.0)\n"
+    "  -m MODE   generate (default) | chat | tokenize | detokenize | logits | hidden | perplexity | check\n"
+    "  -i TEXT   prompt (chat: the first turn)          -t F  temperature, 0 = greedy (1.0)\n"
     "  -f FILE   prompt from a file, - = stdin          -p F  top-p (0.9; 1 = off)\n"
     "  -I IDS    prompt as token ids, \"1 2 3\"           -k N  top-k, 0 = off (0)\n"
     "  -n N      tokens to generate (256; -1 = until    -s N  seed (from the clock; printed)\n"
     "            end of text or full context)           -c N  context length\n"
     "  -b N      prefill chunk (256)                    -j N  threads\n"
     "  -z FILE   tokenizer                              --min-p F (0)   --repeat-penalty F (1)\n"
-    "  -o FILE   where binary output goes, - = stdout   -h, --help   --version\n"
-    "  --ids     print token ids instead of text\n";
+    "  -y TEXT   system prompt for chat                 --ids  print token ids instead of text\n"
+    "  -o FILE   where binary output goes, - = stdout   -h, --help   --version\n";
 
 // kind: 's' text, 'i' whole number, 'f' number, 'u' uint64, 'b' yes or no; 'h' prints a text and ends the program.
 typedef struct { const char *name; char kind; void *value; double low, high; } Flag;
@@ -1696,7 +1872,7 @@ static void parse_options(Options *o, int argc, char **argv) {
     static char usage[] = "", version[] = "run.c 1.0\n";
     const Flag flags[] = {
         {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0}, {"-I", 's', &o->ids, 0, 0},
-        {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX},
+        {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0}, {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX},
         {"-b", 'i', &o->chunk, 1, INT_MAX}, {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024},
         {"-k", 'i', &o->top_k, 0, INT_MAX}, {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1},
         {"--min-p", 'f', &o->min_p, 0, 1}, {"--repeat-penalty", 'f', &o->penalty, DBL_MIN, DBL_MAX},
@@ -1719,17 +1895,20 @@ static void parse_options(Options *o, int argc, char **argv) {
     }
 }
 
-typedef enum { GENERATE, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } Mode;
+typedef enum { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } Mode;
 
 // The mode; ends the program if the options do not go together.
 static Mode check_options(const Options *o) {
-    static const char *const names[] = {"generate", "tokenize", "detokenize", "logits", "hidden", "perplexity", "check"};
+    static const char *const names[] = {"generate", "chat", "tokenize", "detokenize", "logits", "hidden", "perplexity", "check"};
     Mode mode = GENERATE;
     while (mode < N_MODES && strcmp(o->mode, names[mode])) mode++;
     bool binary = mode == LOGITS || mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
     if (mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode);
-    if (!!o->text + !!o->file + !!o->ids > 1) usage_error("more than one of -i, -f and -I is given (leave the others out)");
-    if (!o->model && mode != TOKENIZE && mode != DETOKENIZE) usage_error("no model is named (run MODEL [options])");
+    bool chats = mode == CHAT, without = mode == TOKENIZE || mode == DETOKENIZE || (chats && o->print_ids);
+    if (chats ? o->ids != NULL : !!o->text + !!o->file + !!o->ids > 1)
+        usage_error("%s (leave out the others)", chats ? "-I is given with -m chat" : "more than one of -i, -f and -I is given");
+    if (o->system && !chats) usage_error("-y is for -m chat, not %s (put it into the prompt)", o->mode);
+    if (!o->model && !without) usage_error("no model is named (run MODEL [options])");
     if (mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
     if (mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
     if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect the output instead)", o->mode);
@@ -1752,16 +1931,21 @@ int main(int argc, char **argv) {
 #endif
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
-    bool needs_tokenizer = mode == TOKENIZE || mode == DETOKENIZE || o.text || o.file || (mode == CHECK && o.tokenizer);
+    bool needs_tokenizer = mode == CHAT || mode == TOKENIZE || mode == DETOKENIZE || o.text || o.file || (mode == CHECK && o.tokenizer);
     if (o.model) load_model(&m, o.model);
     if (needs_tokenizer || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
     if (mode == CHECK) return check(&o, &m), 0;
-    Prompt p = read_prompt(&o, &t, o.model ? m.config.vocab_size : t.n_ids);
+    if (mode == CHAT && !t.table[TURNS].n)
+        die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
+            "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
+    if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
+    if (mode == CHAT && !o.print_ids) return chat(&o, &m, &t), 0;
+    Prompt p = mode == CHAT ? read_conversation(&o, &t) : read_prompt(&o, &t, o.model ? m.config.vocab_size : t.n_ids);
     if (mode == GENERATE || mode == LOGITS || mode == HIDDEN) start_from_bos(&p, &m);
     if (mode == GENERATE) generate(&o, &m, &t, &p);
     else if (mode == PERPLEXITY) perplexity(&o, &m, &p);
     else if (mode == LOGITS || mode == HIDDEN) write_states(&o, &m, &p, mode == HIDDEN);
-    else translate(&t, &p, mode == TOKENIZE);
+    else translate(&t, &p, mode != DETOKENIZE);
     return 0;
 }
 #endif

@@ -13,7 +13,7 @@ typedef struct {
 static bool get(void *data, size_t size, size_t count) { return fread(data, size, count, stdin) == count; }
 
 // Answers int32 vocab_size and draws, float64 probabilities (vocab_size), int32 ids (draws).
-static void answer(const Request *q, const int32_t *history, const float *logits) {
+static void answer_request(const Request *q, const int32_t *history, const float *logits) {
     size_t n = (size_t)q->vocab_size, draws = (size_t)q->draws;
     Sampler s = {.temperature = q->temperature, .top_p = q->top_p, .min_p = q->min_p, .penalty = q->penalty,
                  .top_k = (size_t)q->top_k, .state = q->seed};
@@ -41,7 +41,7 @@ int main(void) {
         float *logits = allocate((size_t)q.vocab_size, sizeof *logits, "logits");
         if (!get(history, sizeof *history, (size_t)q.history) || !get(logits, sizeof *logits, (size_t)q.vocab_size))
             die("a record ends early (see tests/test_sampler.py)");
-        answer(&q, history, logits);
+        answer_request(&q, history, logits);
         free(history), free(logits);
     }
     return 0;

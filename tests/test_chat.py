@@ -350,6 +350,17 @@ def test_no_chat_format(template, said, tmp_path, capfd):
     refused(1, "-m", "chat", "--ids", "-z", tmp_path / "t.bin", stdin=b"a\n", words=["no chat format", "-m generate"])
 
 
+def test_control_tokens_that_text_never_has(tmp_path, capfd):
+    """A bare tokenizer.model finds no control tokens in text: a template that writes them has no format."""
+    spec = with_tokens(dict(small("bytes")), [added("<|im_start|>"), added("<|im_end|>")])
+    chat = export.read_chat(save(tmp_path / "m", spec, CHATML, dict(eos_token="<|im_end|>")))
+    for match, rows in (({}, 4), (dict(match=""), 0)):
+        program = export.Program()
+        export.compile_chat(program, chat, [token | match for token in spec["added_tokens"]])
+        assert len(program.rows["turn"]) == rows
+    assert "<|im_end|>" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", NO_SYSTEM)
 def test_system_prompt_refused(name, chats, tmp_path, capfd):
     refused(1, "-m", "chat", "--ids", "-z", chats(name).path, "-y", "Be brief.", stdin=b"a\n", words=["no system prompt"])

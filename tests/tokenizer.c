@@ -4,7 +4,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../run.c"
 
-static Buffer answer(const Tokenizer *t, uint32_t kind, const unsigned char *body, size_t size) {
+static Buffer respond(const Tokenizer *t, uint32_t kind, const unsigned char *body, size_t size) {
     Buffer out = {0};
     size_t n = size / sizeof(int);
     if (kind == 0) {
@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
     for (uint32_t request[2]; fread(request, sizeof request, 1, stdin) == 1;) {
         unsigned char *body = allocate(request[1], 1, "a request");  // of its exact size, for AddressSanitizer
         if (fread(body, 1, request[1], stdin) != request[1]) die("a request of %u bytes is cut off (send it whole)", request[1]);
-        Buffer out = answer(&t, request[0], body, request[1]);
+        Buffer out = respond(&t, request[0], body, request[1]);
         uint32_t size = (uint32_t)out.size;
         fwrite(&size, sizeof size, 1, stdout);
         fwrite(out.data, 1, out.size, stdout);

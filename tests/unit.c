@@ -20,9 +20,9 @@ __attribute__((format(printf, 3, 4))) static void failed(int line, const char *c
     va_end(values);
 }
 
-static uint64_t state = 1;
-static float random_float(void) { return uniform(&state) * 2 - 1; }
-static size_t random_below(size_t n) { return (size_t)((double)uniform(&state) * (double)n); }
+static uint64_t test_state = 1;
+static float random_float(void) { return uniform(&test_state) * 2 - 1; }
+static size_t random_below(size_t n) { return (size_t)((double)uniform(&test_state) * (double)n); }
 
 static float *random_floats(size_t n) {
     float *x = allocate(n, sizeof *x, "a test");
@@ -35,7 +35,7 @@ static double worse(double worst, long double error) {
     return error <= (long double)worst || isnan(worst) ? worst : (double)error;
 }
 
-static bool same(const float *a, const float *b, size_t n) { return !memcmp(a, b, n * sizeof *a); }
+static bool same_floats(const float *a, const float *b, size_t n) { return !memcmp(a, b, n * sizeof *a); }
 
 // |got - want| in units in the last place of a float at want.
 static double ulps(float got, long double want) {
@@ -64,7 +64,8 @@ static void dies(void (*call)(void), const char *name) {
         _exit(0);
     }
     close(ends[1]);
-    ssize_t size = read(ends[0], line, sizeof line - 1);
+    size_t size = 0;
+    for (ssize_t n; (n = read(ends[0], line + size, sizeof line - 1 - size)) > 0;) size += (size_t)n;
     close(ends[0]);
     waitpid(child, &status, 0);
     EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 1, "%s: status %x", name, (unsigned)status);
@@ -140,11 +141,11 @@ static void test_matmul(size_t T, size_t n, size_t rows, bool with_bias) {
             worst = worse(worst, fabsl((long double)out[t * rows + r] - want) / size);
         }
         matmul(alone, x + t * n, w, bias, 1, n, rows);
-        equal &= same(alone, out + t * rows, rows);
+        equal &= same_floats(alone, out + t * rows, rows);
     }
     EXPECT(worst < ldexp(6 + (double)n / 16, -24), "T %zu n %zu rows %zu: off by %g", T, n, rows, worst);
     EXPECT(equal, "T %zu n %zu rows %zu: differs from T = 1", T, n, rows);
-    EXPECT(same(&guard, &out[T * rows], 1), "T %zu n %zu rows %zu: written past its end", T, n, rows);
+    EXPECT(same_floats(&guard, &out[T * rows], 1), "T %zu n %zu rows %zu: written past its end", T, n, rows);
     free(x), free(w), free(bias), free(out), free(alone);
 }
 
@@ -174,7 +175,7 @@ static void test_rmsnorm(void) {
             }
             EXPECT(worst <= 0.501, "n %zu eps %g: %g ulp", n, eps, worst);
             rmsnorm(x, x, weight, eps, 3, n);
-            EXPECT(same(x, out, 3 * n), "in place");
+            EXPECT(same_floats(x, out, 3 * n), "in place");
             free(x), free(weight), free(out);
         }
 }
@@ -318,7 +319,7 @@ static void test_forward(const Model *m) {
         for (size_t at = 0; at < 90; at += T) forward(&r, ids + at, T = min_size(chunks[i], 90 - at));
         const float *logits = logits_of(&r, T - 1, 1);
         if (i == 0) memcpy(want, logits, sizeof want);
-        EXPECT(r.position == 90 && same(logits, want, 31), "chunks of %zu give other logits", chunks[i]);
+        EXPECT(r.position == 90 && same_floats(logits, want, 31), "chunks of %zu give other logits", chunks[i]);
 
         float fresh[31];
         Run other;
@@ -328,7 +329,7 @@ static void test_forward(const Model *m) {
         for (size_t j = 0; j < 2 * 2 * 90 * 10; j++) r.k_cache[j] = r.v_cache[j] = NAN;
         r.position = 0;
         for (size_t at = 0; at < 5; at += T) forward(&r, ids + 3 + at, T = min_size(chunks[i], 5 - at));
-        EXPECT(same(logits_of(&r, T - 1, 1), fresh, 31), "a run used again gives other logits (chunks of %zu)",
+        EXPECT(same_floats(logits_of(&r, T - 1, 1), fresh, 31), "a run used again gives other logits (chunks of %zu)",
                chunks[i]);
         free(r.block), free(other.block);
     }
@@ -402,7 +403,7 @@ static void test_keep_best(void) {
             c[i] = (Candidate){.logit = logit, .weight = ldexpf(1, (int)logit - 10), .id = (int)i};
             total += (double)c[i].weight;
         }
-        double goal = round % 3 == 0 ? 0 : round % 3 == 1 ? total : total * (double)uniform(&state);
+        double goal = round % 3 == 0 ? 0 : round % 3 == 1 ? total : total * (double)uniform(&test_state);
         memcpy(sorted, c, sizeof c);
         qsort(sorted, n, sizeof *c, by_order);
         while (want < n && (want == 0 || sum < goal)) sum += (double)sorted[want++].weight;
