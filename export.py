@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import random
 import re
 import shutil
 import signal
@@ -513,7 +514,7 @@ REPEAT, SPLIT, JUMP, SUB, BEHIND, MATCH = range(6)                    # instruct
 AHEAD, NOT_AHEAD, ATOMIC = range(3)                                   # kinds of SUB
 STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE = range(3)
 BYTE_UNITS, FUSE_UNK, WHOLE_WORDS = 1, 2, 4
-SECTIONS = "ids data char pair byte word mask rang code step addr adde post map mapd mark comp".split()
+SECTIONS = "ids data char pair byte word mask rang code step addr adde post map mapd mark comp turn ends".split()
 RAW_ADDED, ADDED = SECTIONS.index("addr"), SECTIONS.index("adde")
 CUTS = {"isolated": 0b1111, "removed": 0b101111, "contiguous": 0b0110, "mergedwithprevious": 0b1101, "mergedwithnext": 0b1011}
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -1079,6 +1080,179 @@ def fingerprint(spec):
     return value
 
 
+# ---- The chat format: what a chat template writes around the contents of a conversation ----
+
+CONTROL = 16  # bit of added tokens: in contents they are plain text
+IN_PAST, IN_LAST, EMPTY_IS_NONE = 1, 2, 4  # bits of a turn's row: where the system prompt stands, what an empty one is
+TEXTS = "past past_2 last last_2 between prompt cut".split()
+KINDS = "of_user of_reply of_cut of_system".split()
+BLANKS = [c for c in map(chr, range(0x110000)) if c.isspace()]  # what str.strip takes away
+SYSTEM, *MARKS = (f"\ue000{k}\ue001" for k in range(6))  # stand for contents
+SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>", "x</think>y",
+           "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
+
+
+class Template:
+    """A chat template: `render` gives the text that transformers' apply_chat_template does, but never today's date."""
+
+    def __init__(self, text, special):
+        import jinja2
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+        self.template = _compile_jinja_template(text)
+        self.variables = special | dict(tools=None, documents=None, strftime_now=jinja2.Undefined(name="strftime_now"))
+        nodes, tree = jinja2.nodes, self.template.environment.parse(text)
+        self.literals = [node.data for node in tree.find_all(nodes.TemplateData)]
+        self.literals += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+
+    def render(self, system, contents):
+        messages = [dict(role="system", content=system)] * (system is not None)
+        messages += [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(contents)]
+        return self.template.render(messages=messages, add_generation_prompt=True, **self.variables)
+
+
+def split_at(text, contents):
+    """The pieces before, between and after contents, each of which is there once and in order."""
+    pieces = []
+    for content in contents:
+        head, found, text = text.partition(content)
+        pieces.append(head)
+        if not found:
+            raise ValueError("leaves out a message")
+    if any(content in piece for piece in [*pieces, text] for content in contents):
+        raise ValueError("repeats a message")
+    return [*pieces, text]
+
+
+def stripped(render):
+    """What is stripped from a content, left and right."""
+    before, after = split_at(render("\ue002"), ["\ue002"])
+    around = {c: render(f"{c}\ue002{c}").partition("\ue002") for c in BLANKS}
+    return tuple("".join(c for c in BLANKS if around[c][side] == text) for side, text in ((0, before), (2, after)))
+
+
+def turn_row(template, system, later):
+    """What is around the first turn, or a later one, with or without a system prompt."""
+    def render(*contents, system=system):
+        return template.render(system, contents)
+
+    user, reply, *_ = MARKS
+    past, last = split_at(render(*MARKS), MARKS), split_at(render(user), [user])
+    if later:
+        past, last = past[2:], past[4:]
+    row = dict(between=past[1], prompt=last[1], bits=0, cut="", of_system=("", ""), of_cut=("", ""))
+    for name, text, bit in (("past", past[0], IN_PAST), ("last", last[0], IN_LAST)):
+        row[name], found, row[name + "_2"] = text.rpartition(SYSTEM)
+        row["bits"] |= bit * bool(found)
+    if any(SYSTEM in row[name] for name in ("past", "last", "between", "prompt")):
+        raise ValueError("repeats the system prompt")
+    turn = (lambda text: render(user, reply, text)) if later else render
+    row |= dict(of_user=stripped(turn), of_reply=stripped(lambda text: render(user, text, user)))
+    if system:
+        row["of_system"] = stripped(lambda text: render(user, system=text))
+        row["bits"] |= EMPTY_IS_NONE * (render(user, system="") == render(user, system=None))
+    for mark in dict.fromkeys(["</think>", *filter(str.strip, template.literals)]):
+        text = render(user, f"\ue002{mark}\ue003", user)
+        if "\ue002" not in text and "\ue003" in text:
+            row |= dict(cut=mark, of_cut=stripped(lambda text: render(user, f"-{mark}{text}", user)))
+            break
+    row["drop"] = len(turn(user)) - len(user) - len(turn(""))  # Llama 2 strips system prompt and first content as one
+    return row
+
+
+def strip(text, characters):
+    return text.lstrip(characters[0]).rstrip(characters[1]) if any(characters) else text
+
+
+def render_rows(rows, system, contents):
+    """A conversation from rows, as run.c renders it."""
+    if system is not None:
+        system = strip(system, rows[True, False]["of_system"])
+        system = None if system == "" and rows[True, False]["bits"] & EMPTY_IS_NONE else system
+    out = ""
+    for k in range(0, len(contents), 2):
+        row, past = rows[system is not None, k > 0], k + 1 < len(contents)
+        name, user = "past" if past else "last", strip(contents[k], row["of_user"])
+        second = row[name + "_2"] if user else row[name + "_2"][:len(row[name + "_2"]) - row["drop"]]
+        out += row[name] + (system if row["bits"] & (IN_PAST if past else IN_LAST) else "") + second + user
+        out += row["between" if past else "prompt"]
+        if past:
+            _, found, rest = contents[k + 1].rpartition(row["cut"]) if row["cut"] else ("", "", contents[k + 1])
+            out += strip(rest, row["of_cut" if found else "of_reply"])
+    return out
+
+
+def compare(template, rows, systems):
+    """Conversations of up to six turns, from the rows and by the template itself."""
+    choose, samples = random.Random(0), [text.replace("{}", rows[False, False]["cut"]) for text in SAMPLES]
+    for k in range(60 * len(systems)):
+        system, contents = systems[k % len(systems)], choose.choices(samples, k=2 * (k // len(systems) % 6) + 1)
+        if render_rows(rows, system, contents) != template.render(system, contents):
+            raise ValueError("rewrites what was said")
+
+
+def find_template(source):
+    """The chat template of a folder, of a tokenizer file's folder or of a GGUF, and the special tokens' texts."""
+    if source.is_file() and open(source, "rb").read(4) == b"GGUF":
+        from gguf import GGUFReader
+        fields = {name.removeprefix("tokenizer."): field for name, field in GGUFReader(source).fields.items()}
+        text, tokens, *ids = (fields[name].contents() if name in fields else None for name in (
+            "chat_template", "ggml.tokens", "ggml.bos_token_id", "ggml.eos_token_id"))
+        return text, {name: tokens[i] for name, i in zip(("bos_token", "eos_token"), ids) if i is not None}
+    folder, config = source if source.is_dir() else source.parent, {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        config |= read_json(folder / name) if (folder / name).exists() else {}
+    text, file = config.get("chat_template"), folder / "chat_template.jinja"
+    if isinstance(text, list):
+        text = next((named["template"] for named in text if named["name"] == "default"), None)
+    special = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items()
+               if re.fullmatch("(bos|eos|unk|sep|pad|cls|mask)_token", name) and value}
+    return file.read_text("utf-8") if file.exists() else text, special
+
+
+def read_chat(source):
+    """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None without a format"""
+    text, special = find_template(source)
+    rows = {}
+    for systems in [[None], ["", "S", " \xa0S\n\n", None]] if text else []:
+        try:
+            template = Template(text, special)
+            more = {(bool(rows), later): turn_row(template, SYSTEM if rows else None, later) for later in (False, True)}
+            compare(template, rows | more, systems)
+            rows |= more
+        except Exception as error:  # whatever a template raises
+            said = str(error) if isinstance(error, ValueError) else f"says {' '.join(str(error).split())[:200]!r}"
+            note(f"the chat template of {source} {said} " + ("if there is a system prompt: run's -y will be refused"
+                                                             if rows else "(no -m chat for this model, but -m generate)"))
+            break
+    if rows and "strftime_now" in text:
+        note(f"the chat template of {source} prints the date: its default date is stored")
+    return (rows, template.literals, special) if rows else None
+
+
+def compile_chat(p, chat, added):
+    """The sections of the chat format. -> the added tokens that are control tokens: plain text in contents"""
+    control = {token["content"] for token in added if token["special"]}
+    if not chat:
+        return control
+    rows, literals, special = chat
+    ids = {token["content"]: token["id"] for token in added}
+    matched = {token["content"]: token.get("match", "any") for token in added}
+    literals = "\0".join([*literals, *(row[name] for row in rows.values() for name in TEXTS)])
+    if lost := [text for text in ids if text in literals and not matched[text]]:
+        note(f"{listing(lost)} of the chat template are not found in text (no -m chat: export from a tokenizer.json)")
+        return control
+    for row in rows.values():
+        classes = [p.class_of(character_class(text)) for kind in KINDS for text in row[kind]]
+        drop = len(row["last_2"].encode()) - len(row["last_2"][:len(row["last_2"]) - row["drop"]].encode())
+        p.rows["turn"].append([n for name in TEXTS for n in p.intern(row[name].encode())] + classes + [row["bits"], drop])
+    tokens = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or "(?!)")
+    after = [row[name] + row[name + "_2"] for (_, later), row in rows.items() if later for name in ("past", "last")]
+    ends = {special.get("eos_token"), *(found[0] for text in after if (found := tokens.search(text)))}
+    ends = {text for text in ends if text in ids and text != special.get("bos_token")}
+    p.rows["ends"] = sorted([ids[text]] for text in ends)
+    return control | ends | {text for text in ids if text.strip() and text in literals}
+
+
 def compile_vocabulary(p, model):
     """The symbols, merges, byte tokens and whole words of a BPE model."""
     vocab = model["vocab"]
@@ -1102,7 +1276,7 @@ def compile_vocabulary(p, model):
     return vocab[model["unk_token"]] if model["unk_token"] is not None else NONE
 
 
-def compile_added(p, added):
+def compile_added(p, added, control):
     """The added tokens' tables, and the classes that bound them. -> steps for those found in the raw, the normalized text"""
     steps = [], []
     for k, (name, section) in enumerate((("addr", RAW_ADDED), ("adde", ADDED))):
@@ -1115,6 +1289,7 @@ def compile_added(p, added):
                 found.setdefault(text, token)
         for text in sorted(found, key=lambda text: (len(text), text)):
             flags = sum(found[text][flag] << bit for bit, flag in enumerate(("lstrip", "rstrip", "single_word"), 1))
+            flags |= CONTROL * (found[text]["content"] in control)
             p.rows[name].append([*p.intern(text), found[text]["id"], flags])
         if found:
             texts = [text.decode() for text in found]
@@ -1126,12 +1301,12 @@ def compile_added(p, added):
     return steps, word, space
 
 
-def compile_tokenizer(spec, rows):
+def compile_tokenizer(spec, rows, chat):
     p, added = Program(), [token for token in spec["added_tokens"] if rows is None or token["id"] < rows]
     if len(added) < len(spec["added_tokens"]):
         note(f"{listing(token['content'] for token in spec['added_tokens'] if token not in added)}: added tokens without "
              f"a row among the model's {rows}, left out")
-    (raw, normal), word, space = compile_added(p, added)
+    (raw, normal), word, space = compile_added(p, added, compile_chat(p, chat, added))
     p.steps += raw
     p.normalizer(spec["normalizer"])
     p.steps += normal
@@ -1160,7 +1335,7 @@ def write_tokenizer(source, path, rows=None):
     -> whether there was a tokenizer"""
     spec = read_vocabulary(Path(source))
     if spec:
-        file = compile_tokenizer(spec, rows)
+        file = compile_tokenizer(spec, rows, read_chat(Path(source)))
         Path(path).write_bytes(file)
     return spec is not None
 

@@ -328,13 +328,12 @@ enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
 
 static void llama2c_config(Config *c, const int32_t h[7], bool tied, const char *path) {
     for (int i = 0; i < 7; i++)
-        if (h[i] <= 0) die("%s is no checkpoint (make one of a model with: export.py SOURCE model.bin)", path);
+        if (h[i] <= 0 || (i == 6 && h[0] % h[3])) die("%s is no checkpoint (export.py SOURCE model.bin makes one of a model)", path);
     *c = (Config){.version = 1, .dim = (size_t)h[0], .hidden_dim = (size_t)h[1], .n_layers = (size_t)h[2],
         .n_heads = (size_t)h[3], .n_kv_heads = (size_t)h[4], .vocab_size = (size_t)h[5], .seq_len = (size_t)h[6],
         .tied = tied, .norm_place = 5, .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5,
         .rope_theta = 1e4, .rope_attention_factor = 1, .rope_attention_factor_local = 1, .embedding_scale = 1,
         .residual_scale = 1, .logit_scale = 1};
-    if (c->dim % c->n_heads) die("%s: n_heads %zu does not divide dim %zu (the file is damaged)", path, c->n_heads, c->dim);
     c->head_dim = c->rope_dim = c->dim / c->n_heads;
     c->attention_scale = 1 / sqrt((double)c->head_dim);
     check_config(c, path);
@@ -1316,7 +1315,7 @@ static void swap(Candidate *a, Candidate *b) {
 static size_t keep_best(Candidate *c, size_t n, double goal) {
     size_t low = 0, high = n;
     double kept = 0;  // weight of those before low
-    while (low < high && kept < goal) {
+    for (goal = fmax(goal, DBL_MIN); low < high && kept < goal;) {
         swap(&c[low + (high - low) / 2], &c[high - 1]);
         size_t split = low;
         double sum = kept;  // weight of those before split
@@ -1326,7 +1325,7 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
         if (sum >= goal) high = split;
         else kept = sum + (double)c[split].weight, low = split + 1;
     }
-    return low ? low : 1;
+    return low;
 }
 
 static void check_logit(float logit, size_t id, size_t position) {
@@ -1341,7 +1340,7 @@ static size_t penalize(Sampler *s, const float *logits, size_t position) {
     for (size_t i = 0; i < s->vocab_size; i++) {
         check_logit(logits[i], i, position);
         double factor = !s->seen[i] ? 1 : logits[i] > 0 ? 1 / s->penalty : s->penalty;
-        s->logits[i] = (float)((double)logits[i] * factor);
+        s->logits[i] = (float)fmin((double)logits[i] * factor, FLT_MAX);
         if (s->logits[i] > s->logits[best]) best = i;
     }
     if (s->logits[best] == -INFINITY) die("all logits at position %zu are -inf (see -m check)", position);
@@ -1469,7 +1468,7 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
     size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
     if (!o->model) return;
     if ((hash && t->hash && t->hash != hash) || t->n_ids > rows)
-        die("%s (%zu ids, fingerprint %zu) does not fit %s (%zu rows, fingerprint %zu) (name the model's own with -z)",
+        die("%s (%zu ids, fingerprint %016zx) does not fit %s (%zu rows, fingerprint %016zx) (name the model's own with -z)",
             path, t->n_ids, (size_t)t->hash, o->model, rows, hash);
     if (t->n_ids < rows && !(hash && t->hash))
         fprintf(stderr, "run: note: %s has %zu ids, %s has %zu rows\n", path, t->n_ids, o->model, rows);
@@ -1528,6 +1527,7 @@ static size_t number_in(const char *path, const char *format, size_t otherwise) 
 static size_t available_memory(void) {
     size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);
     size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
+    used -= min_size(used, number_in("/sys/fs/cgroup/memory.stat", "inactive_file %zu", 0));  // page cache, given up at need
     return min_size(number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10, limit > used ? limit - used : 0);
 }
 
@@ -1831,7 +1831,7 @@ static void check(const Options *o, const Model *m) {
 
 // ---- the command line -----------------------------------------------------------------------------------------------
 
-static const char USAGE[] =
+static char USAGE[] =
     "usage: run MODEL [options]\n"
     "  -m MODE   generate (default) | chat | tokenize | detokenize | logits | hidden | perplexity | check\n"
     "  -i TEXT   prompt (chat: the first turn)          -t F  temperature, 0 = greedy (1.0)\n"
@@ -1844,7 +1844,7 @@ static const char USAGE[] =
     "  -y TEXT   system prompt for chat                 --ids  print token ids instead of text\n"
     "  -o FILE   where binary output goes, - = stdout   -h, --help   --version\n";
 
-// kind: 's' text, 'i' whole number, 'f' number, 'u' uint64, 'b' yes or no; 'h' prints a text and ends the program.
+// kind: 's' text, 'i' whole number, 'f' number, 'u' uint64, 'b' yes or no, 'a' answer with a text and end.
 typedef struct { const char *name; char kind; void *value; double low, high; } Flag;
 
 // Sets a flag from text: a number must be one as a whole and in the flag's range.
@@ -1869,15 +1869,15 @@ static void parse_options(Options *o, int argc, char **argv) {
     clock_gettime(CLOCK_REALTIME, &now);
     *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256, .temperature = 1, .top_p = 0.9, .penalty = 1,
                    .seed = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000};
-    static char usage[] = "", version[] = "run.c 1.0\n";
+    static char version[] = "run.c 1.0\n";
     const Flag flags[] = {
         {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0}, {"-I", 's', &o->ids, 0, 0},
         {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0}, {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX},
         {"-b", 'i', &o->chunk, 1, INT_MAX}, {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024},
         {"-k", 'i', &o->top_k, 0, INT_MAX}, {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1},
         {"--min-p", 'f', &o->min_p, 0, 1}, {"--repeat-penalty", 'f', &o->penalty, DBL_MIN, DBL_MAX},
-        {"-s", 'u', &o->seed, 0, 0x1p64}, {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'h', usage, 0, 0},
-        {"--help", 'h', usage, 0, 0}, {"--version", 'h', version, 0, 0},
+        {"-s", 'u', &o->seed, 0, 0x1p64}, {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'a', USAGE, 0, 0},
+        {"--help", 'a', USAGE, 0, 0}, {"--version", 'a', version, 0, 0},
     };
     const Flag *const last = flags + sizeof flags / sizeof *flags;
     for (int i = 1; i < argc; i++) {
@@ -1888,8 +1888,9 @@ static void parse_options(Options *o, int argc, char **argv) {
         if (f == last && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
         if (f == last && o->model) usage_error("%s and %s are both named as the model (see run --help)", o->model, word);
         if (f == last) o->model = word;
+        else if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (see run --help)", f->name, equals + 1);
         else if (f->kind == 'b') *(bool *)f->value = true;
-        else if (f->kind == 'h') exit((fputs(f->value == usage ? USAGE : version, stdout), 0));
+        else if (f->kind == 'a') print(f->value, strlen(f->value)), exit(0);
         else if (!equals && i + 1 == argc) usage_error("%s needs a value (see run --help)", f->name);
         else set_flag(f, equals ? equals + 1 : argv[++i]);
     }
@@ -1918,9 +1919,11 @@ static Mode check_options(const Options *o) {
 
 #ifndef RUN_NO_MAIN
 int main(int argc, char **argv) {
+    static Model m;
+    static Tokenizer t;
     Options o;
-    Model m = {0};
-    Tokenizer t = {0};
+    for (int fd = 0; fd < 3; fd++)  // a closed one stays unusable, and no file of ours takes its place
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
     parse_options(&o, argc, argv);
     Mode mode = check_options(&o);
 #ifdef _OPENMP

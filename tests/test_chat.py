@@ -318,9 +318,22 @@ def test_other_added_tokens(chats):
     gemma, qwen = chats("gemma2"), chats("qwen3")
     number = {token["content"]: token["id"] for token in gemma.spec["added_tokens"] + qwen.spec["added_tokens"]}
     assert number["\n\n\n"] in chat_ids(gemma.path, ["a\n\n\nb"])
+    assert number["\n\n"] in chat_ids(chats("gemma3").path, ["a\n\nb"])
     assert number["<table>"] in chat_ids(gemma.path, ["<table>"])
     assert number["<|fim_prefix|>"] in chat_ids(qwen.path, ["a<|fim_prefix|>b"])
     assert number["<think>"] not in chat_ids(qwen.path, ["a<think>b"])
+
+
+def test_empty_system_prompt(tmp_path):
+    """Where the template takes an empty system prompt for none, so does -y; elsewhere it is one."""
+    spec = with_tokens(dict(small("bytes")), [added("<|im_start|>"), added("<|im_end|>")])
+    careful = ("{% set system = messages[0].content | trim if messages[0].role == 'system' else '' %}<|im_start|>{{ system or 'default' }}"
+               "{% for message in messages if message.role != 'system' %}{{ message.content }}<|im_end|>{% endfor %}")
+    for template in (careful, CHATML):
+        expected = reader(spec, template, {})
+        assert export.write_tokenizer(save(tmp_path / "m", spec, template, {}), tmp_path / "t.bin")
+        for system in (None, "", " ", "s"):
+            assert chat_ids(tmp_path / "t.bin", ["a", "b", "c"], system) == expected(messages(["a", "b", "c"], system)), system
 
 
 def test_default_date(chats, capfd, tmp_path):
@@ -499,6 +512,20 @@ def test_split_characters(tiny):
     model = tiny("euro", chain(["\n", 0xE2, 0x82, 0xAC, END]))
     assert good(model, "-m", "chat", "-t", 0, stdin=b"x\n") == "€\n".encode()
     assert good(model, "-m", "chat", "-t", 0, "-n", 2, stdin=b"x\ny\n") == b"\xe2\x82\n" * 2
+
+
+def test_leading_space(tmp_path):
+    """Llama 2's kind of tokenizer: each reply is decoded by itself, without the space that its first token brings."""
+    spec = with_tokens(dict(small("spaces")), [added("<s>"), added("</s>")])
+    spec["decoder"] = json.loads(decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                                    decoders.Strip(" ", 1, 0)]).__getstate__())
+    source = save(tmp_path / "m", spec, MISTRAL1, dict(bos_token="<s>", eos_token="</s>"))
+    assert export.write_tokenizer(source, tmp_path / "m.tokenizer.bin")
+    number = spec["model"]["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
+    end = chat_ids(tmp_path / "m.tokenizer.bin", ["x"])[-1]
+    checkpoint.successor_model(tmp_path / "m.bin", {end: number["▁"], number["▁"]: number["h"], number["h"]: number["</s>"]}, dim=256,
+                               vocab_size=max(number.values()) + 1, seq_len=200, eos=[], tokenizer_hash=export.tokenizer_hash(source))
+    assert good(tmp_path / "m.bin", "-m", "chat", "-t", 0, stdin=b"x\ny\n") == b"h\n" * 2
 
 
 @pytest.mark.parametrize("options", [("-n", 7), ("-n", 7, "-b", 3), ("-n", 9, "--repeat-penalty", 1.7), ("-n", 5, "-y", "Be nice.")])

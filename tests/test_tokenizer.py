@@ -201,7 +201,7 @@ def test_bug_rows(folder):
         assert driver.decode([29871, 15043]) == b" Hello"
         assert driver.decode([1, 9038], False) == b"Once" and driver.decode([1, 9038]) == b"<s> Once"
         for i in range(3, 259):  # bytes that are no characters come out as they are
-            assert driver.decode([i]) == bytes([i - 3])
+            assert driver.decode([1, i]) == b"<s>" + bytes([i - 3])
 
 
 def test_words_are_one_id(folder):
