@@ -509,7 +509,7 @@ def open_source(path):
 
 # ---- The tokenizer: run.c's tokenizer section specifies the file and runs what is compiled here ----
 
-NONE, HEADER_BYTES = 0xFFFFFFFF, 320
+NONE, HEADER_BYTES = 0xFFFFFFFF, 328
 REPEAT, SPLIT, JUMP, SUB, BEHIND, MATCH = range(6)                    # instructions of patterns
 AHEAD, NOT_AHEAD, ATOMIC = range(3)                                   # kinds of SUB
 STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE = range(3)
@@ -848,7 +848,7 @@ class Program:
         counts = [len(self.data) if name == "data" else len(self.rows[name]) for name in SECTIONS]
         offsets = np.cumsum([HEADER_BYTES, *(len(payload) + 3 & ~3 for payload in payloads)])
         table = [number for pair in zip(offsets.tolist(), counts) for number in pair]
-        header = struct.pack("<8sQQ9I4x64I", b"run.t\r\n\x1a", offsets[-1], *header, *table, *[0] * (64 - len(table)))
+        header = struct.pack("<8s4Q7I4x64I", b"run.t\r\n\x1a", 1, offsets[-1], *header, *table, *[0] * (64 - len(table)))
         return header + b"".join(payload + bytes(-len(payload) % 4) for payload in payloads)
 
 
@@ -1070,14 +1070,20 @@ def decoder_of(d):
     return decode, strip
 
 
-def fingerprint(spec):
-    """FNV-1a over the base vocabulary's pieces in the order of their ids, each followed by the byte 0xFF."""
-    model, value = spec["model"], 14695981039346656037
-    apart = {token["content"] for token in spec["added_tokens"]} | {model["unk_token"]}
-    base = spec.get("base") or sorted((i, piece) for piece, i in model["vocab"].items() if piece not in apart)
-    for byte in b"".join(piece.encode() + b"\xff" for _, piece in base):
+def fnv(data):
+    """FNV-1a of 64 bits."""
+    value = 14695981039346656037
+    for byte in data:
         value = (value ^ byte) * 1099511628211 & 0xFFFFFFFFFFFFFFFF
     return value
+
+
+def fingerprint(spec):
+    """The hash of the base vocabulary's pieces in the order of their ids, each followed by the byte 0xFF."""
+    model = spec["model"]
+    apart = {token["content"] for token in spec["added_tokens"]} | {model["unk_token"]}
+    base = spec.get("base") or sorted((i, piece) for piece, i in model["vocab"].items() if piece not in apart)
+    return fnv(b"".join(piece.encode() + b"\xff" for _, piece in base))
 
 
 # ---- The chat format: what a chat template writes around the contents of a conversation ----
@@ -1270,7 +1276,7 @@ def compile_vocabulary(p, model):
         p.rows["byte"] = [[vocab.get(f"<0x{b:02X}>", NONE)] for b in range(256)]
     if model["ignore_merges"]:
         words = {to_bytes(piece): i for piece, i in vocab.items() if not p.byte_level or all(c in ALPHABET for c in piece)}
-        p.rows["word"] = [[*p.intern(word), words[word]] for word in sorted(words, key=lambda word: (len(word), word))]
+        p.rows["word"] = sorted([*divmod(fnv(word), 1 << 32), *p.intern(word), i] for word, i in words.items())
     if model["unk_token"] is not None and model["unk_token"] not in vocab:
         fail(f"unk_token {model['unk_token']!r} is not in the vocabulary (export a whole tokenizer)")
     return vocab[model["unk_token"]] if model["unk_token"] is not None else NONE
@@ -1287,10 +1293,10 @@ def compile_added(p, added, control):
                 fail(f"the added token {token['content'][:40]!r}... is {len(text)} bytes long (run.c takes 1024)")
             if text and token["normalized"] == bool(k):
                 found.setdefault(text, token)
-        for text in sorted(found, key=lambda text: (len(text), text)):
+        for text in sorted(found, key=fnv):
             flags = sum(found[text][flag] << bit for bit, flag in enumerate(("lstrip", "rstrip", "single_word"), 1))
             flags |= CONTROL * (found[text]["content"] in control)
-            p.rows[name].append([*p.intern(text), found[text]["id"], flags])
+            p.rows[name].append([*divmod(fnv(text), 1 << 32), *p.intern(text), found[text]["id"], flags])
         if found:
             texts = [text.decode() for text in found]
             first, second = ("".join(text[i:i + 1] for text in texts) for i in (0, 1))
@@ -1327,7 +1333,7 @@ def compile_tokenizer(spec, rows, chat):
         piece, flags = pieces.get(i, ("", 0))
         p.rows["ids"].append([*p.intern(to_bytes(piece) if i in pieces else b""), flags])
     bits = BYTE_UNITS * p.byte_level | FUSE_UNK * model["fuse_unk"] | WHOLE_WORDS * model["ignore_merges"]
-    return p.file([fingerprint(spec), 1, n_ids, before[0] if before else NONE, unk, bits, len(before), word, space, strip])
+    return p.file([n_ids, fingerprint(spec), before[0] if before else NONE, unk, bits, len(before), word, space, strip])
 
 
 def write_tokenizer(source, path, rows=None):

@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -668,66 +669,61 @@ static const float *logits_of(Run *r, size_t first, size_t n) {
 }
 
 // ---- the tokenizer --------------------------------------------------------------------------------------------------
-// Bytes to ids and back. Nothing here knows Unicode or a model: tokenizer.bin holds tables and small programs that export.py
-// makes from the model's tokenizer.json. The file, version 1: TokenizerHeader, then the sections' rows of uint32.
+// Bytes to ids and back. Nothing here knows Unicode or a model: tokenizer.bin holds tables and small programs that
+// export.py makes from the model's tokenizer.json. The file, version 1: the first fields of Tokenizer, its sections.
 
 #define NONE UINT32_MAX  // in place of an id
-enum { IDS, DATA, CHARS, PAIRS, BYTES, WORDS, MASKS, RANGES, CODE, STEPS, RAW, ADDED, POST, MAP, MAPPED, MARKS, COMPOSE, TURNS, ENDS, N_SECTIONS };
+#define AS(type, buffer) ((type *)(void *)(buffer).data)
+enum { IDS, DATA, CHARS, PAIRS, BYTES, WORDS, MASKS, RANGES, CODE, STEPS, RAW, ADDED, POST, MAP, MAPPED, MARKS, COMPOSE,
+       TURNS, ENDS, N_SECTIONS };
 enum { OP_REPEAT, OP_SPLIT, OP_JUMP, OP_SUB, OP_BEHIND, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, N_STEPS };
-enum { BYTE_UNITS = 1, FUSE_UNK = 2, WHOLE_WORDS = 4, STRIP_AFTER_BOS = 8 };  // TokenizerHeader.model
-enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };  // of ids (SPECIAL: hidden unless asked for), added tokens
+enum { BYTE_UNITS = 1, FUSE_UNK = 2, WHOLE_WORDS = 4, STRIP_AFTER_BOS = 8 };    // bits of a model
+enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };    // of an id (hidden), of an added token
 
-// A section's columns, as the loader checks them: d offset in DATA and, next, length (m: in MAPPED, M: in MAP), i id, n id or
-// NONE, u code point, r row of MASKS, k class, p row of CODE, a section of added tokens, . any number. Rows ascend by `keys`.
+// Columns of uint32, for the loader's checks: d offset in DATA and, next, length (m: in MAPPED, M: in MAP), i id, n id
+// or NONE, u code point, r row of MASKS, k class, p row of CODE, a RAW or ADDED, . any. Rows ascend by the first `keys`.
 static const struct { const char *columns; uint32_t width, keys; } sections[N_SECTIONS] = {
-    [IDS] = {"d-.", 3, 0},       // what each id decodes to; flags
-    [DATA] = {"", 0, 0},         // bytes
-    [CHARS] = {"ui", 2, 1},      // code point (BYTE_UNITS: byte), id: the symbols that merging begins with
-    [PAIRS] = {"ii.i", 4, 2},    // left id, right id, rank, merged id: the lowest rank merges first
-    [BYTES] = {"n", 1, 0},       // none or 256 ids: what a character without a symbol becomes, byte by byte
-    [WORDS] = {"d-i", 3, 0},     // by length, then bytes (WHOLE_WORDS): pieces that are an id without merging
-    [MASKS] = {"..", 2, 0},      // sets of character classes: bits 0-31, 32-63
-    [RANGES] = {"ur", 2, 1},     // the set of every code point from this one, first 0, to the next row's
-    [CODE] = {"....", 4, 0},     // op, a, b, c: the programs of patterns, see match()
-    [STEPS] = {".....", 5, 0},   // kind, a, b, c, d: what is done to every text, in this order
-    [RAW] = {"d-i.", 4, 0},      // by length, then bytes; flags: added tokens, found in the text as it comes
-    [ADDED] = {"d-i.", 4, 0},    // the same, found in the normalized text
-    [POST] = {"i", 1, 0},        // ids around every text: n_before in front, the others at the end
-    [MAP] = {"um-", 3, 0},       // what a code point becomes; ascending in each step's part
-    [MAPPED] = {"u", 1, 0},      // code points
-    [MARKS] = {"u.", 2, 1},      // code point, canonical combining class
-    [COMPOSE] = {"uu.u", 4, 2},  // two code points, 0, the one they compose to
+    [IDS] = {"d-.", 3, 0},         // what each id decodes to; flags
+    [DATA] = {"", 0, 0},           // bytes
+    [CHARS] = {"ui", 2, 1},        // code point (BYTE_UNITS: byte), id: the symbols that merging begins with
+    [PAIRS] = {"ii.i", 4, 2},      // left id, right id, rank, merged id: the lowest rank merges first
+    [BYTES] = {"n", 1, 0},         // none or 256 ids: what a character without a symbol becomes, byte by byte
+    [WORDS] = {"..d-i", 5, 2},     // FNV-1a of the bytes (high, low), bytes, id: pieces that are one without merging
+    [MASKS] = {"..", 2, 0},        // sets of character classes: bits 0-31, 32-63
+    [RANGES] = {"ur", 2, 1},       // the set of every code point from this one, first 0, to the next row's
+    [CODE] = {"....", 4, 0},       // op, a, b, c: the programs of patterns, see match()
+    [STEPS] = {".....", 5, 0},     // kind, a, b, c, d: what is done to every text, in this order
+    [RAW] = {"..d-i.", 6, 2},      // as WORDS; flags: added tokens, found in the text as it comes
+    [ADDED] = {"..d-i.", 6, 2},    // the same, found in the normalized text
+    [POST] = {"i", 1, 0},          // ids around every text: n_before in front, the others at the end
+    [MAP] = {"um-", 3, 0},         // what a code point becomes; ascending in each step's part
+    [MAPPED] = {"u", 1, 0},        // code points
+    [MARKS] = {"u.", 2, 1},        // code point, canonical combining class
+    [COMPOSE] = {"uu.u", 4, 2},    // two code points, 0, the one they compose to
     [TURNS] = {"d-d-d-d-d-d-d-kkkkkkkk..", 24, 0},  // the chat format, see render()
-    [ENDS] = {"i", 1, 0},        // ids that end a reply
+    [ENDS] = {"i", 1, 0},          // ids that end a reply
 };
-
-typedef struct {
-    unsigned char magic[8];   // "run.t\r\n\x1a"
-    uint64_t file_size, hash; // fingerprint of the vocabulary, 0: unknown
-    uint32_t version, n_ids, bos, unk, model, n_before, word_class, space_class;  // BOS in front of every text; \w, \s of added tokens
-    uint32_t strip;           // how many spaces decoding drops in front; NONE: all of the first token's
-    uint32_t zero;
-    struct { uint32_t offset, n; } section[32];  // from the file's start; rows
-} TokenizerHeader;
 
 typedef struct { const uint32_t *at; size_t n; } Table;  // (n, width)
 
 typedef struct {
-    const char *path;
-    TokenizerHeader header;
+    unsigned char magic[8];      // "run.t\r\n\x1a"
+    size_t version, file_size, n_ids;
+    uint64_t hash;               // fingerprint of the vocabulary, 0: unknown
+    uint32_t bos, unk;           // BOS is in front of every text; NONE: there is none
+    uint32_t model, n_before, word_class, space_class;           // \w and \s of added tokens
+    uint32_t strip, zero;        // how many spaces decoding drops in front; NONE: all of the first token's
+    struct { uint32_t offset, n; } section[32];                  // from the file's start; rows
+    const char *path;            // from here on not in the file
     Table table[N_SECTIONS];
-    const unsigned char *data;
-    uint32_t *first_pair;  // (n_ids + 1) row of PAIRS where each left id's begin
-    uint16_t *mask_row;    // (0x110100) row of MASKS of each code point
-    size_t n_ids;
-    uint64_t hash;
-    int bos;
-    bool adds_bos;
+    const unsigned char *data;   // DATA
+    uint32_t *first_pair;        // (n_ids + 1) row of PAIRS where each left id's begin
+    uint16_t *mask;              // (0x110100) row of MASKS of each code point
 } Tokenizer;
 
 typedef struct { uint32_t c, class; bool content; } Mark;      // code point, canonical combining class
-typedef struct { uint32_t pc; size_t least, i; } Choice;       // at pc from byte i, then from each character back to least
+typedef struct { uint32_t pc; size_t least, i; } Choice;       // on at pc from byte i, then each before it to least
 typedef struct { uint32_t id, before, next, merged; } Symbol;  // neighbours, and what it makes with the next; or NONE
 typedef struct { uint64_t order; uint32_t merged; } Merge;     // rank, position
 // A part of the text. leads: starts where the whole text does; content (size): 1 where CONTROL tokens are plain text
@@ -740,14 +736,14 @@ typedef struct {  // what encoding one text needs
     Buffer choices, symbols, merges, ids;
 } Encoder;
 
-// The first code point of s[0, n) and its length. A byte that begins no character is one of its own, 0x110000 + the byte.
+// The first code point of s[0, n) and its length. A byte that begins no character is one of its own, 0x110000 + byte.
 static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
-    size_t length = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : s[0] < 0xF5 ? 4 : 0;
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t length = s[0] < 0x80 ? 1 : s[0] < 0xC0 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : s[0] < 0xF8 ? 4 : 0;
     uint32_t value = length > 1 ? s[0] & (0x7Fu >> length) : s[0];
     bool valid = length && length <= n;
     for (size_t k = 1; valid && k < length; k++) valid = (s[k] & 0xC0) == 0x80, value = value << 6 | (s[k] & 0x3F);
-    if (length == 3) valid = valid && value >= 0x800 && (value < 0xD800 || value > 0xDFFF);
-    if (length == 4) valid = valid && value >= 0x10000 && value <= 0x10FFFF;
+    valid = valid && value >= least[length] && value < 0x110000 && (value < 0xD800 || value > 0xDFFF);
     *c = valid ? value : 0x110000u + s[0];
     return valid ? length : 1;
 }
@@ -761,9 +757,9 @@ static void utf8_append(Buffer *b, uint32_t c) {
 
 // Of rows [from, to) of a section the one whose keys are a (and b), or NULL.
 static const uint32_t *find_row(const Tokenizer *t, int section, size_t from, size_t to, uint32_t a, uint32_t b) {
-    while (from < to) {
+    for (size_t width = sections[section].width, keys = sections[section].keys; from < to;) {
         size_t middle = from + (to - from) / 2;
-        const uint32_t *row = t->table[section].at + middle * sections[section].width, second = sections[section].keys < 2 ? b : row[1];
+        const uint32_t *row = t->table[section].at + middle * width, second = keys < 2 ? b : row[1];
         if (row[0] == a && second == b) return row;
         if (row[0] < a || (row[0] == a && second < b)) from = middle + 1;
         else to = middle;
@@ -771,32 +767,35 @@ static const uint32_t *find_row(const Tokenizer *t, int section, size_t from, si
     return NULL;
 }
 
-// The row of WORDS or of added tokens with these bytes, or NULL.
-static const uint32_t *find_bytes(const Tokenizer *t, size_t section, const unsigned char *s, size_t n) {
-    for (size_t from = 0, to = t->table[section].n; from < to;) {
-        size_t middle = from + (to - from) / 2;
-        const uint32_t *row = t->table[section].at + middle * sections[section].width;
-        int order = row[1] == n ? memcmp(t->data + row[0], s, n) : row[1] < n ? -1 : 1;
-        if (order == 0) return row;
-        if (order < 0) from = middle + 1;
-        else to = middle;
-    }
-    return NULL;
+static const uint32_t *find(const Tokenizer *t, int section, uint32_t a, uint32_t b) {
+    return find_row(t, section, 0, t->table[section].n, a, b);
+}
+
+static uint64_t hash_bytes(const unsigned char *s, size_t n) {
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ s[i]) * 1099511628211u;
+    return hash;
+}
+
+// The row of WORDS, RAW or ADDED with these bytes, or NULL.
+static const uint32_t *find_bytes(const Tokenizer *t, int section, const unsigned char *s, size_t n) {
+    uint64_t hash = hash_bytes(s, n);
+    const uint32_t *row = find(t, section, (uint32_t)(hash >> 32), (uint32_t)hash);
+    return row && row[3] == n && !memcmp(t->data + row[2], s, n) ? row : NULL;
 }
 
 // The length of the code point at (before) byte i if it is of class k, else 0.
 static size_t class_at(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
     uint32_t c;
     size_t n = i < x->size ? utf8_decode(x->s + i, x->size - i, &c) : 0;
-    return n && t->table[MASKS].at[2 * t->mask_row[c] + k / 32] >> k % 32 & 1 ? n : 0;
+    return n && t->table[MASKS].at[2 * t->mask[c] + k / 32] >> k % 32 & 1 ? n : 0;
 }
 
 static size_t class_before(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
     uint32_t c;
-    size_t n = 1;
-    while (n < 4 && n < i && (utf8_decode(x->s + i - n, n, &c) < n || c >= 0x110000)) n++;
-    if (i && (utf8_decode(x->s + i - n, n, &c) < n || c >= 0x110000)) n = 1;
-    return i && class_at(t, &(Stretch){.s = x->s, .size = i}, i - n, k) ? n : 0;
+    size_t n = min_size(i, 4);  // the character of n bytes that ends at i, else a byte that is none
+    while (n > 1 && (utf8_decode(x->s + i - n, n, &c) < n)) n--;
+    return n ? class_at(t, &(Stretch){.s = x->s, .size = i}, i - n, k) : 0;
 }
 
 static void spend(Encoder *e, size_t n) {
@@ -816,29 +815,28 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
         if (op[0] == OP_REPEAT) {  // b to c code points of class a: as many as there are, then fewer
             for (k = least = i; count < c && (n = class_at(e->t, x, k, a)); least = ++count <= b ? k : least) k += n;
             good = count >= b;
-            if (good && k > least) append(&e->choices, &(Choice){pc, least, k - class_before(e->t, x, k, a)}, sizeof(Choice));
+            Choice fewer = {pc, least, k - class_before(e->t, x, k, a)};
+            if (good && k > least) append(&e->choices, &fewer, sizeof fewer);
             i = k;
         } else if (op[0] == OP_SPLIT) {  // on at a, then at b
             append(&e->choices, &(Choice){b, i, i}, sizeof(Choice));
             pc = a;
         } else if (op[0] == OP_JUMP) pc = a;
         else if (op[0] == OP_SUB) {  // what follows, by itself, then on at a; b: 0 look-ahead, 1 negative, 2 atomic
-            k = match(e, x, pc, i);
+            k = match(e, x, pc, i), pc = a;
             good = (k == SIZE_MAX) == (b == 1);
             if (b == 2) i = k;
-            pc = a;
-        } else good = (class_before(e->t, x, i, a) > 0) != (b == 1) && (!c || x->leads);  // OP_BEHIND: after one of class a (b: not)
+        } else good = (class_before(e->t, x, i, a) > 0) != (b == 1) && (!c || x->leads);  // behind a, b: not; c: leads
         spend(e, e->choices.size - base > 4 * sizeof(Choice) * (x->size + 64) ? SIZE_MAX : count + 1);
         if (good) continue;
         i = SIZE_MAX;
         if (e->choices.size == base) break;
-        Choice *next = (Choice *)(void *)(e->choices.data + e->choices.size) - 1;
+        Choice *next = AS(Choice, e->choices) + e->choices.size / sizeof *next - 1;
         pc = next->pc, i = next->i;
         if (i == next->least) e->choices.size -= sizeof *next;
         else next->i -= class_before(e->t, x, i, code[4 * (pc - 1) + 1]);  // of the OP_REPEAT
     }
-    e->choices.size = base;
-    e->depth--;
+    e->choices.size = base, e->depth--;
     return i;
 }
 
@@ -860,26 +858,29 @@ static Stretch part_of(const Stretch *x, size_t from, size_t to) {
     return (Stretch){x->s + from, to - from, x->leads && !from, x->content + from};
 }
 
-// STEP_ADDED: tokens of section a become ids, leftmost-longest. They begin with a code point of class b, go on with one of
-// class c and have at most d bytes.
+// STEP_ADDED: tokens of section a become ids, leftmost-longest. They begin with a code point of class b, go on with one
+// of class c and have at most d bytes.
 static void split_added(Encoder *e, size_t k, const Stretch *x) {
     const Tokenizer *t = e->t;
-    const uint32_t *step = t->table[STEPS].at + 5 * k, word = t->header.word_class, space = t->header.space_class;
+    const uint32_t *step = t->table[STEPS].at + 5 * k;
     size_t done = 0, end;
     for (size_t i = 0, n; i <= x->size; i = end) {
         const uint32_t *a = NULL;
         size_t start = i, first = class_at(t, x, i, step[2]), length = min_size(step[4], x->size - i);
-        if (first && (i + first == x->size || class_at(t, x, i + first, step[3])))
-            for (; length && !a; length--)
-                if ((a = find_bytes(t, step[1], x->s + i, length)) && a[3] & CONTROL && memchr(x->content + i, 1, length)) a = NULL;
-        end = i + (a ? a[1] : 1);
-        if (a && a[3] & SINGLE_WORD && (class_before(t, x, i, word) || class_at(t, x, end, word))) continue;
-        size_t stop = end;
-        if (a && a[3] & LSTRIP && start < done) start = done;
-        while (a && a[3] & LSTRIP && start > done && (n = class_before(t, x, start, space))) start -= n;
-        while (a && a[3] & RSTRIP && (n = class_at(t, x, stop, space))) stop += n;
+        bool here = first && (i + first == x->size || class_at(t, x, i + first, step[3]));
+        for (; here && length && !a; spend(e, length--)) {
+            a = find_bytes(t, (int)step[1], x->s + i, length);
+            if (a && a[5] & CONTROL && memchr(x->content + i, 1, length)) a = NULL;
+        }
+        size_t stop = end = i + (a ? a[3] : 1);
+        uint32_t flags = a ? a[5] : 0;
+        bool inside = class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class);
+        if (flags & SINGLE_WORD && inside) continue;
+        if (flags & LSTRIP && start < done) start = done;
+        while (flags & LSTRIP && start > done && (n = class_before(t, x, start, t->space_class))) start -= n;
+        while (flags & RSTRIP && (n = class_at(t, x, stop, t->space_class))) stop += n;
         if ((a || i == x->size) && done < start) run_steps(e, k + 1, part_of(x, done, start));
-        if (a && start < stop) append(&e->ids, &a[2], sizeof a[2]);  // it may lie in the spaces that the one before took
+        if (a && start < stop) append(&e->ids, &a[4], sizeof a[4]);  // not in spaces that the last one took
         if (a) done = stop;
     }
 }
@@ -901,8 +902,8 @@ static void split_pattern(Encoder *e, size_t k, const Stretch *x) {
             }
             bool replaced = bits >> (4 + kind) & 1;
             Stretch p = part_of(x, part[kind], part[kind + 1]);
-            append(&piece, replaced ? e->t->data + step[3] : p.s, replaced ? step[4] : p.size);
             unsigned char typed = p.size && memchr(p.content, 1, p.size);
+            append(&piece, replaced ? e->t->data + step[3] : p.s, replaced ? step[4] : p.size);
             if (!replaced) append(&content, p.content, p.size);
             while (content.size < piece.size) append(&content, &typed, 1);
         }
@@ -913,13 +914,12 @@ static void split_pattern(Encoder *e, size_t k, const Stretch *x) {
 
 // Appends c behind those of its combining class: canonical ordering.
 static void push_mark(Encoder *e, Buffer *marks, uint32_t c, bool ordered, bool content) {
-    const uint32_t *row = ordered ? find_row(e->t, MARKS, 0, e->t->table[MARKS].n, c, 0) : NULL;
-    Mark new = {c, row ? row[1] : 0, content};
-    size_t i = marks->size / sizeof new;
+    const uint32_t *row = ordered ? find(e->t, MARKS, c, 0) : NULL;
+    Mark new = {c, row ? row[1] : 0, content}, *m;
     append(marks, &new, sizeof new);
-    Mark *m = (Mark *)(void *)marks->data;
-    for (; new.class && i && m[i - 1].class > new.class; i--, spend(e, 1)) m[i] = m[i - 1];
-    m[i] = new;
+    m = AS(Mark, *marks) + marks->size / sizeof new - 1;
+    for (; new.class && m > AS(Mark, *marks) && m[-1].class > new.class; m--) *m = m[-1], spend(e, 1);
+    *m = new;
 }
 
 // Canonical composition: each mark joins the last starter unless one of its class or above stands between. The new n.
@@ -927,32 +927,28 @@ static size_t compose(const Tokenizer *t, Mark *m, size_t n) {
     size_t out = 0, starter = SIZE_MAX;
     for (size_t i = 0; i < n; i++) {
         bool open = starter < out && (starter == out - 1 || m[out - 1].class < m[i].class);
-        const uint32_t *pair = open ? find_row(t, COMPOSE, 0, t->table[COMPOSE].n, m[starter].c, m[i].c) : NULL;
+        const uint32_t *pair = open ? find(t, COMPOSE, m[starter].c, m[i].c) : NULL;
         if (pair) m[starter].c = pair[3], m[starter].content |= m[i].content;
-        else {
-            if (m[i].class == 0) starter = out;
-            m[out++] = m[i];
-        }
+        else starter = m[i].class ? starter : out, m[out++] = m[i];
     }
     return out;
 }
 
-// STEP_NORMALIZE: code points become what the d rows of MAP from c on say; a & 1: canonical ordering, a & 2: composition.
-// A stretch without any of class b is as it should be.
+// STEP_NORMALIZE: code points become what the d rows of MAP from c on say; a & 1: canonical ordering, a & 2:
+// composition; nothing if none is of class b.
 static void normalize(Encoder *e, size_t k, const Stretch *x) {
     const Tokenizer *t = e->t;
     const uint32_t *step = t->table[STEPS].at + 5 * k, *mapped = t->table[MAPPED].at;
     Buffer marks = {0}, out = {0}, content = {0};
     bool as_is = true;
-    uint32_t c;
-    for (size_t i = 0; i < x->size; i += utf8_decode(x->s + i, x->size - i, &c)) as_is = as_is && !class_at(t, x, i, step[2]);
-    for (size_t i = 0; i < x->size && !as_is;) {
-        bool typed = x->content[i];
-        i += utf8_decode(x->s + i, x->size - i, &c);
-        const uint32_t *row = find_row(t, MAP, step[3], step[3] + step[4], c, 0);
-        for (size_t j = 0; j < (row ? row[2] : 1); j++) push_mark(e, &marks, row ? mapped[row[1] + j] : c, step[1] & 1, typed);
+    for (size_t i = 0; i < x->size; i++) as_is = as_is && !class_at(t, x, i, step[2]);
+    for (size_t i = 0, length; i < x->size && !as_is; i += length) {
+        uint32_t c;
+        length = utf8_decode(x->s + i, x->size - i, &c);
+        const uint32_t *row = find_row(t, MAP, step[3], step[3] + step[4], c, 0), *to = row ? mapped + row[1] : &c;
+        for (size_t j = 0; j < (row ? row[2] : 1); j++) push_mark(e, &marks, to[j], step[1] & 1, x->content[i]);
     }
-    Mark *m = (Mark *)(void *)marks.data;
+    Mark *m = AS(Mark, marks);
     size_t n = marks.size / sizeof *m;
     if (step[1] & 2) n = compose(t, m, n);
     for (size_t i = 0; i < n; i++)
@@ -969,40 +965,40 @@ static void push_symbol(Encoder *e, uint32_t id) {
 // Byte-pair encoding begins with these. A character without a symbol becomes its byte tokens, else unk, else nothing.
 static void push_symbols(Encoder *e, const unsigned char *s, size_t size) {
     const Tokenizer *t = e->t;
-    const uint32_t *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL, unk = t->header.unk, model = t->header.model;
+    const uint32_t *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL;
     bool due = false;  // an unk; byte tokens overtake it, as in `tokenizers`
     for (size_t i = 0, n; i < size; i += n) {
         uint32_t c = s[i];
-        n = model & BYTE_UNITS ? 1 : utf8_decode(s + i, size - i, &c);
-        const uint32_t *row = find_row(t, CHARS, 0, t->table[CHARS].n, c, 0);
+        n = t->model & BYTE_UNITS ? 1 : utf8_decode(s + i, size - i, &c);
+        const uint32_t *row = find(t, CHARS, c, 0);
         bool as_bytes = !row && bytes;
         for (size_t k = 0; k < n; k++) as_bytes = as_bytes && bytes[s[i + k]] != NONE;
         for (size_t k = 0; k < n && as_bytes; k++) push_symbol(e, bytes[s[i + k]]);
-        if (as_bytes || (!row && unk == NONE)) continue;
-        if (due && (row || !(model & FUSE_UNK))) push_symbol(e, unk);
+        if (as_bytes || (!row && t->unk == NONE)) continue;
+        if (due && (row || !(t->model & FUSE_UNK))) push_symbol(e, t->unk);
         due = !row;
         if (row) push_symbol(e, row[1]);
     }
-    if (due) push_symbol(e, unk);
+    if (due) push_symbol(e, t->unk);
 }
 
 // Finds what symbol i makes with the next one and puts the merge on the heap.
 static void push_merge(Encoder *e, uint32_t i) {
     const uint32_t *first = e->t->first_pair, *pair = NULL;
-    Symbol *s = (Symbol *)(void *)e->symbols.data + i;
+    Symbol *s = AS(Symbol, e->symbols) + i;
     if (s->next != NONE) pair = find_row(e->t, PAIRS, first[s->id], first[s->id + 1], s->id, s[s->next - i].id);
     s->merged = pair ? pair[3] : NONE;
     if (!pair) return;
     Merge new = {(uint64_t)pair[2] << 32 | i, pair[3]};
     size_t k = e->merges.size / sizeof new;
     append(&e->merges, &new, sizeof new);
-    Merge *heap = (Merge *)(void *)e->merges.data;
+    Merge *heap = AS(Merge, e->merges);
     for (; k > 0 && heap[(k - 1) / 2].order > new.order; k = (k - 1) / 2) heap[k] = heap[(k - 1) / 2];
     heap[k] = new;
 }
 
 static Merge pop_merge(Encoder *e) {
-    Merge *heap = (Merge *)(void *)e->merges.data, first = heap[0];
+    Merge *heap = AS(Merge, e->merges), first = heap[0];
     size_t n = (e->merges.size -= sizeof first) / sizeof first, k = 0;
     for (size_t child; (child = 2 * k + 1) < n; k = child) {
         if (child + 1 < n && heap[child + 1].order < heap[child].order) child++;
@@ -1015,11 +1011,11 @@ static Merge pop_merge(Encoder *e) {
 
 // Byte-pair encoding of one piece: the neighbours of lowest rank merge first, the leftmost of these. O(n log n).
 static void merge_piece(Encoder *e, const unsigned char *s, size_t size) {
-    const uint32_t *word = e->t->header.model & WHOLE_WORDS ? find_bytes(e->t, WORDS, s, size) : NULL;
+    const uint32_t *word = e->t->model & WHOLE_WORDS ? find_bytes(e->t, WORDS, s, size) : NULL;
     e->symbols.size = 0;
-    if (word) push_symbol(e, word[2]);
+    if (word) push_symbol(e, word[4]);
     else push_symbols(e, s, size);
-    Symbol *x = (Symbol *)(void *)e->symbols.data;
+    Symbol *x = AS(Symbol, e->symbols);
     size_t n = e->symbols.size / sizeof *x;
     if (n) x[n - 1].next = NONE;
     for (uint32_t i = 0; i < n; i++) push_merge(e, i);
@@ -1045,34 +1041,36 @@ static void run_steps(Encoder *e, size_t step, Stretch x) {
     else kinds[e->t->table[STEPS].at[5 * step]](e, step, &x);
 }
 
-// The ids of a text, those that the tokenizer adds around it included, unless the text is a chat's, whose bytes of content
-// are marked. The caller frees them.
-static int *encode_marked(const Tokenizer *t, const unsigned char *text, const unsigned char *content, size_t size, size_t *n) {
+// The ids of a text, with those that the tokenizer adds around it unless bytes of content are marked, as in a chat. The
+// caller frees them.
+static int *encode_marked(const Tokenizer *t, const unsigned char *text, const unsigned char *content, size_t size,
+                          size_t *n) {
     Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)size};
-    const Table *post = &t->table[POST], *bytes = &t->table[BYTES];
-    size_t before = t->header.n_before;
-    for (size_t i = 0, length; i < size && !(t->header.model & BYTE_UNITS); i += length) {
+    const uint32_t *post = t->table[POST].at, *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL;
+    for (size_t i = 0, length; i < size && !(t->model & BYTE_UNITS); i += length) {
         uint32_t c;
         length = utf8_decode(text + i, size - i, &c);
-        if (c >= 0x110000 && (!bytes->n || bytes->at[text[i]] == NONE))
-            die("byte %zu of the text, 0x%02X, is not UTF-8, and %s has no token for it (mend the text)", i, text[i], t->path);
+        if (c >= 0x110000 && (!bytes || bytes[text[i]] == NONE))
+            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend the text)", i, text[i], t->path);
     }
     unsigned char *none = content ? NULL : allocate(size, 1, "a text");
-    if (!content) append(&e.ids, post->at, before * sizeof *post->at);
+    if (!content) append(&e.ids, post, t->n_before * sizeof *post);
     run_steps(&e, 0, (Stretch){text, size, true, content ? content : none});
-    if (!content) append(&e.ids, post->at + before, (post->n - before) * sizeof *post->at);
+    if (!content) append(&e.ids, post + t->n_before, (t->table[POST].n - t->n_before) * sizeof *post);
     free(none), free(e.choices.data), free(e.symbols.data), free(e.merges.data);
     *n = e.ids.size / sizeof(int);
-    return (int *)(void *)e.ids.data;
+    return AS(int, e.ids);
 }
 
-static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, size_t *n) { return encode_marked(t, text, NULL, size, n); }
+static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, size_t *n) {
+    return encode_marked(t, text, NULL, size, n);
+}
 
-typedef struct {
+typedef struct {            // begins as {0}
     unsigned char held[4];  // the first bytes of a character whose others are yet to come
     uint32_t n_held, stripped;
-    bool started;  // spaces stay from now on
-} Decoder;         // begins as {0}
+    bool started;           // spaces stay from now on
+} Decoder;
 
 static void decode_end(Decoder *d, Buffer *out) {
     append(out, d->held, d->n_held);
@@ -1082,20 +1080,19 @@ static void decode_end(Decoder *d, Buffer *out) {
 // Appends what an id adds to the text; of a character that is not complete, nothing yet.
 static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Buffer *out) {
     if (id < 0 || (size_t)id >= t->n_ids) return;
-    const uint32_t *row = t->table[IDS].at + 3 * (size_t)id, strip = t->header.strip;
-    bool last = false;
+    const uint32_t *row = t->table[IDS].at + 3 * (size_t)id;
     for (uint32_t i = 0; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
-        unsigned char byte = t->data[row[0] + i], *first = d->held;
-        bool drop = !d->started && byte == ' ' && d->stripped < strip;
-        last = i + 1 == row[1];
+        unsigned char byte = t->data[row[0] + i], first = d->n_held && (byte & 0xC0) == 0x80 ? d->held[0] : byte;
+        bool drop = !d->started && byte == ' ' && d->stripped < t->strip;
         d->stripped += drop;
-        d->started |= strip == NONE ? last : !drop;
+        d->started |= t->strip == NONE ? i + 1 == row[1] : !drop;
         if (drop) continue;
         if ((byte & 0xC0) != 0x80) decode_end(d, out);
         d->held[d->n_held++] = byte;
-        if (d->n_held >= (*first < 0xC2 || *first > 0xF4 ? 1 : *first < 0xE0 ? 2 : *first < 0xF0 ? 3 : 4)) decode_end(d, out);
+        uint32_t length = first < 0xC2 || first > 0xF4 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+        if (d->n_held >= length) decode_end(d, out);
     }
-    if (t->header.model & STRIP_AFTER_BOS && id == t->bos) *d = (Decoder){0};  // which drops a space after BOS
+    if (t->model & STRIP_AFTER_BOS && (uint32_t)id == t->bos) *d = (Decoder){0};  // llama2.c
 }
 
 static void sound(const Tokenizer *t, bool good, const char *what) {
@@ -1104,12 +1101,14 @@ static void sound(const Tokenizer *t, bool good, const char *what) {
 
 // Whether the numbers of a row are what its columns say.
 static bool is_sound(const Tokenizer *t, const char *columns, const uint32_t *v) {
-    const Table *of = t->table;
-    const size_t limits[] = {t->header.n_ids, t->header.n_ids, 0x110100, of[MASKS].n, 64, of[CODE].n, ADDED + 1, of[DATA].n, of[MAPPED].n, of[MAP].n};
+    static const char kinds[] = "inurkpadmM";
+    const size_t limits[] = {t->n_ids, t->n_ids, 0x110100, t->table[MASKS].n, 64, t->table[CODE].n, ADDED + 1,
+                             t->table[DATA].n, t->table[MAPPED].n, t->table[MAP].n};
     for (; *columns; columns++, v++) {
-        const char *kind = strchr("inurkpadmM", *columns);
-        size_t limit = kind ? limits[kind - strchr("inurkpadmM", 'i')] : 0;
-        if (columns[1] == '-' ? *v > limit || v[1] > limit - *v : kind && *v >= limit && !(*kind == 'n' && *v == NONE)) return false;
+        const char *kind = strchr(kinds, *columns);
+        size_t limit = kind ? limits[kind - kinds] : SIZE_MAX;
+        if (columns[1] == '-' && (*v > limit || v[1] > limit - *v)) return false;
+        if (columns[1] != '-' && kind && *v >= limit && !(*kind == 'n' && *v == NONE)) return false;
         if (*columns == 'a' && *v < RAW) return false;
     }
     return true;
@@ -1119,35 +1118,28 @@ static bool is_sound(const Tokenizer *t, const char *columns, const uint32_t *v)
 static void load_sections(Tokenizer *t, File f) {
     static const char *const ops[N_OPS] = {".k..", ".pp.", ".p..", ".p..", ".k..", "...."};
     static const char *const steps[N_STEPS] = {".akk.", ".p.d-", "..kM-"};
-    const TokenizerHeader *h = &t->header;
-    const Table *of = t->table;
-    memcpy(&t->header, f.data, sizeof *h);
-    sound(t, h->version == 1 && h->file_size == f.size, "version or size");
+    memcpy(t, f.data, offsetof(Tokenizer, path));
+    sound(t, t->version == 1 && t->file_size == f.size, "version or size");
     for (int k = 0; k < 32; k++) {
-        size_t offset = h->section[k].offset, n = h->section[k].n, row = k < N_SECTIONS ? sections[k].width * 4 : 0;
-        sound(t, offset % 4 == 0 && offset <= f.size && n * (row ? row : 1) <= f.size - offset && (n == 0 || k < N_SECTIONS), "section");
-        if (n) t->table[k] = (Table){(const uint32_t *)(const void *)(f.data + offset), n};
+        size_t offset = t->section[k].offset, n = t->section[k].n, width = k < N_SECTIONS ? sections[k].width : 0;
+        bool fits = offset % 4 == 0 && offset <= f.size && n * (width ? 4 * width : 1) <= f.size - offset;
+        sound(t, fits && (!n || k < N_SECTIONS), "section");
+        if (n) t->table[k].at = (const uint32_t *)(const void *)(f.data + offset), t->table[k].n = n;
     }
     for (int k = 0; k < N_SECTIONS; k++)
-        for (size_t i = 0, width = sections[k].width, keys = sections[k].keys; i < of[k].n && width; i++) {
-            const uint32_t *row = of[k].at + i * width, *last = i ? row - width : row;
-            sound(t, k == CODE ? row[0] < N_OPS : k == STEPS ? row[0] < N_STEPS : true, "step");
-            sound(t, is_sound(t, k == CODE ? ops[row[0]] : k == STEPS ? steps[row[0]] : sections[k].columns, row), "number in a section");
+        for (size_t i = 0, width = sections[k].width, keys = sections[k].keys; i < t->table[k].n && width; i++) {
+            const uint32_t *row = t->table[k].at + i * width, *last = i ? row - width : row;
+            if (k == CODE || k == STEPS) sound(t, row[0] < (k == CODE ? (int)N_OPS : (int)N_STEPS), "step");
+            const char *columns = k == CODE ? ops[row[0]] : k == STEPS ? steps[row[0]] : sections[k].columns;
+            sound(t, is_sound(t, columns, row), "number in a section");
             sound(t, !i || !keys || last[0] < row[0] || (last[0] == row[0] && keys > 1 && last[1] < row[1]), "order");
         }
-    sound(t, h->n_ids && h->n_ids <= INT_MAX && of[IDS].n == h->n_ids && is_sound(t, "nn..kk", &h->bos), "header");
-    sound(t, of[RANGES].n && !of[RANGES].at[0] && of[MASKS].n <= 65536, "character class");
-    sound(t, !of[CODE].n || of[CODE].at[4 * of[CODE].n - 4] == OP_MATCH, "pattern");
-    sound(t, (of[BYTES].n | 256) == 256 && h->n_before <= of[POST].n && of[POST].n <= 64 && of[STEPS].n <= 64, "length");
-    t->data = (const unsigned char *)of[DATA].at;
-}
-
-static const unsigned char *pieces;  // of compare_pieces
-
-static int compare_pieces(const void *a, const void *b) {
-    const uint32_t *x = a, *y = b;
-    int order = x[1] == y[1] ? memcmp(pieces + x[0], pieces + y[0], x[1]) : x[1] < y[1] ? -1 : 1;
-    return order ? order : x[0] < y[0] ? -1 : 1;
+    size_t n_code = t->table[CODE].n, n_bytes = t->table[BYTES].n, n_post = t->table[POST].n;
+    sound(t, t->n_ids - 1 < INT_MAX && t->table[IDS].n == t->n_ids && is_sound(t, "nn..kk", &t->bos), "header");
+    sound(t, t->table[RANGES].n && !t->table[RANGES].at[0] && t->table[MASKS].n <= 65536, "character class");
+    sound(t, !n_code || t->table[CODE].at[4 * n_code - 4] == OP_MATCH, "pattern");
+    sound(t, (!n_bytes || n_bytes == 256) && t->n_before <= n_post && n_post <= 64 && t->table[STEPS].n <= 64, "size");
+    t->data = (const unsigned char *)t->table[DATA].at;
 }
 
 static int compare_keys(const void *a, const void *b) {
@@ -1157,55 +1149,51 @@ static int compare_keys(const void *a, const void *b) {
 
 static void add_row(Tokenizer *t, Buffer *rows, int section, const uint32_t *row) {
     append(&rows[section], row, sections[section].width * sizeof *row);
-    t->table[section].at = (const uint32_t *)(const void *)rows[section].data, t->table[section].n++;
+    t->table[section].at = AS(uint32_t, rows[section]), t->table[section].n++;
 }
 
-// Reads llama2.c's tokenizer.bin: uint32 longest piece, then for each id float32 score, int32 length, bytes. Ids 0, 1 and 2 are
-// unk, BOS and EOS, a space goes in front of a text, and any two pieces merge that make a third one, the best score first.
+// Reads llama2.c's tokenizer.bin: uint32 longest piece, then for each id float32 score, int32 length, bytes. Ids 0 to 2
+// are unk, BOS and EOS, the next 256 the bytes, a space goes in front of a text, and any two pieces merge that make a
+// third one, the best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     static const uint32_t code[] = {OP_BEHIND, 0, 1, 0, OP_MATCH, 0, 0, 0}, any[] = {1, 0}, from_0[] = {0, 0};
-    Buffer *rows = allocate(N_SECTIONS, sizeof *rows, "the tokenizer"), *data = &rows[DATA];
-    Table *table = t->table;
-    append(data, f.data, f.size);
-    for (int b = 0; b < 256; b++) append(data, &(unsigned char){(unsigned char)b}, 1);
-    t->data = pieces = data->data, table[DATA].n = data->size;
-    uint32_t n = 0, zero = (uint32_t)f.size;
-    for (uint32_t at = 4, id = 0, longest = 0; at < f.size; at += n, id++) {
-        sound(t, f.size - at >= 8 && f.size < NONE / 2, "end, if it is a tokenizer");
+    Buffer *rows = allocate(N_SECTIONS, sizeof *rows, "the tokenizer");
+    uint32_t size = (uint32_t)f.size, n = 0, longest = 0;
+    append(&rows[DATA], f.data, f.size);
+    for (uint32_t at = 4, id = 0; at < size; at += n, id++) {
+        sound(t, size - at >= 8 && f.size < NONE / 2, "end, if it is a tokenizer");
         memcpy(&longest, f.data, 4), memcpy(&n, f.data + at + 4, 4), at += 8;
-        sound(t, longest <= 512 && n <= longest && n <= f.size - at, "piece, if it is a tokenizer");
-        add_row(t, rows, IDS, (uint32_t[]){at, n, id == 1 || id == 2 ? SPECIAL : 0});
-        add_row(t, rows, WORDS, (uint32_t[]){at, n, id});
+        sound(t, longest <= 512 && n <= longest && n <= size - at, "piece, if it is a tokenizer");
+        uint64_t hash = hash_bytes(f.data + at, n);
+        bool byte = id - 3 < 256;
+        add_row(t, rows, IDS, (uint32_t[]){byte ? size + id - 3 : at, byte ? 1 : n, id == 1 || id == 2 ? SPECIAL : 0});
+        add_row(t, rows, WORDS, (uint32_t[]){(uint32_t)(hash >> 32), (uint32_t)hash, at, n, id});
     }
-    sound(t, table[IDS].n > 3, "number of pieces");
-    qsort(rows[WORDS].data, table[WORDS].n, 3 * sizeof(uint32_t), compare_pieces);
-    for (int b = 0; b < 256; b++) add_row(t, rows, BYTES, &(uint32_t){NONE});
-    for (const uint32_t *w = table[WORDS].at, *end = w + 3 * table[WORDS].n; w < end; w += 3) {
-        const unsigned char *s = t->data + w[0];
+    sound(t, t->table[IDS].n >= 259, "number of pieces, if it is a tokenizer");
+    for (uint32_t b = 0; b < 256; b++) append(&rows[DATA], &b, 1), add_row(t, rows, BYTES, (uint32_t[]){b + 3});
+    t->data = rows[DATA].data;
+    qsort(rows[WORDS].data, t->table[WORDS].n, 5 * sizeof(uint32_t), compare_keys);
+    for (const uint32_t *w = t->table[WORDS].at, *end = w + 5 * t->table[WORDS].n, *left, *right; w < end; w += 5) {
+        const unsigned char *s = t->data + w[2];
+        uint32_t rank, c;
         float score;
-        uint32_t rank, c, byte;
+        if (!w[3] || find_bytes(t, WORDS, s, w[3]) != w) continue;  // the same piece again
         memcpy(&score, s - 8, 4);
         sound(t, score == score, "score");
         score += 0.0f;  // -0 is 0
         memcpy(&rank, &score, 4);
         rank = rank >> 31 ? rank : ~rank - (1u << 31);  // falls as the score rises
-        if (!w[1] || find_bytes(t, WORDS, s, w[1]) != w) continue;  // the same piece again
-        if (utf8_decode(s, w[1], &c) == w[1]) add_row(t, rows, CHARS, (uint32_t[]){c, w[2]});
-        if (w[1] == 6 && sscanf((const char *)s, "<0x%2X>", &byte) == 1) {
-            ((uint32_t *)(void *)rows[BYTES].data)[byte] = w[2];
-            memcpy(rows[IDS].data + 12 * w[2], (uint32_t[]){zero + byte, 1}, 8);
-        }
-        for (uint32_t k = 1; k < w[1]; k++) {
-            const uint32_t *left = find_bytes(t, WORDS, s, k), *right = left ? find_bytes(t, WORDS, s + k, w[1] - k) : NULL;
-            if (right) add_row(t, rows, PAIRS, (uint32_t[]){left[2], right[2], rank, w[2]});
-        }
+        if (utf8_decode(s, w[3], &c) == w[3]) add_row(t, rows, CHARS, (uint32_t[]){c, w[4]});
+        for (uint32_t k = 1; k < w[3]; k++)
+            if ((left = find_bytes(t, WORDS, s, k)) && (right = find_bytes(t, WORDS, s + k, w[3] - k)))
+                add_row(t, rows, PAIRS, (uint32_t[]){left[4], right[4], rank, w[4]});
     }
-    qsort(rows[CHARS].data, table[CHARS].n, 2 * sizeof(uint32_t), compare_keys);
-    qsort(rows[PAIRS].data, table[PAIRS].n, 4 * sizeof(uint32_t), compare_keys);
-    add_row(t, rows, STEPS, (uint32_t[]){STEP_SPLIT, 0, 1 << 5, zero + ' ', 1});
-    add_row(t, rows, POST, &(uint32_t){1});
-    table[CODE].at = code, table[MASKS].at = any, table[RANGES].at = from_0, table[RANGES].n = 1;
-    t->header = (TokenizerHeader){.n_ids = (uint32_t)table[IDS].n, .bos = 1, .model = FUSE_UNK | STRIP_AFTER_BOS, .n_before = 1, .strip = 1};
+    qsort(rows[CHARS].data, t->table[CHARS].n, 2 * sizeof(uint32_t), compare_keys);
+    qsort(rows[PAIRS].data, t->table[PAIRS].n, 4 * sizeof(uint32_t), compare_keys);
+    add_row(t, rows, STEPS, (uint32_t[]){STEP_SPLIT, 0, 1 << 5, size + ' ', 1});
+    add_row(t, rows, POST, (uint32_t[]){1});
+    t->table[CODE].at = code, t->table[MASKS].at = any, t->table[RANGES].at = from_0, t->table[RANGES].n = 1;
+    t->n_ids = t->table[IDS].n, t->bos = t->n_before = t->strip = 1, t->model = FUSE_UNK | STRIP_AFTER_BOS;
 }
 
 static void tokenizer_load(Tokenizer *t, const char *path) {
@@ -1213,16 +1201,15 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
     File f = map_file(path);
     *t = (Tokenizer){.path = path};
     for (int k = 0; k < N_SECTIONS; k++) t->table[k].at = nothing;
-    if (f.size < sizeof t->header || memcmp(f.data, "run.t\r\n\x1a", 8)) load_llama2c_tokenizer(t, f);
+    if (f.size < offsetof(Tokenizer, path) || memcmp(f.data, "run.t\r\n\x1a", 8)) load_llama2c_tokenizer(t, f);
     else load_sections(t, f);
-    const Table *pairs = &t->table[PAIRS], *ranges = &t->table[RANGES];
-    t->n_ids = t->header.n_ids, t->hash = t->header.hash, t->bos = (int)t->header.bos, t->adds_bos = t->bos >= 0;
+    const uint32_t *pair = t->table[PAIRS].at, *range = t->table[RANGES].at;
     t->first_pair = allocate(t->n_ids + 1, sizeof *t->first_pair, "the tokenizer");
-    for (size_t i = 0; i < pairs->n; i++) t->first_pair[pairs->at[4 * i] + 1]++;
+    for (size_t i = 0; i < t->table[PAIRS].n; i++) t->first_pair[pair[4 * i] + 1]++;
     for (size_t i = 0; i < t->n_ids; i++) t->first_pair[i + 1] += t->first_pair[i];
-    t->mask_row = allocate(0x110100, sizeof *t->mask_row, "the tokenizer");
-    for (size_t i = 0, c = 0; i < ranges->n; i++)
-        for (; c < (i + 1 < ranges->n ? ranges->at[2 * i + 2] : 0x110100); c++) t->mask_row[c] = (uint16_t)ranges->at[2 * i + 1];
+    t->mask = allocate(0x110100, sizeof *t->mask, "the tokenizer");
+    for (size_t i = 1, c = 0; i <= t->table[RANGES].n; i++)
+        for (; c < (i < t->table[RANGES].n ? range[2 * i] : 0x110100); c++) t->mask[c] = (uint16_t)range[2 * i - 1];
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def family(name):
     spec = with_tokens(small("bytes"), [added(token, special, normalized=True) for token, special in (
         ("<|BOS é|>", True), ("<|end of text|>", True), ("<|User|>", False), ("<|Assistant|>", False), ("<think>", False),
         ("</think>", False), ("<|other|>", False))])
-    spec["normalizer"] = json.loads(normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.Replace(" ", "__"),
+    spec["normalizer"] = json.loads(normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.Replace(" ", "__"), normalizers.Replace("@@", "<think>"),
                                                           normalizers.NFC()]).__getstate__())
     return (spec, DEEPSEEK, dict(bos_token="<|BOS é|>", eos_token="<|end of text|>"),
             ["<|BOS é|>", "<|end of text|>", "<|User|>", "<|Assistant|>", "<think>", "</think>"])
@@ -238,7 +238,7 @@ def chat_ids(path, contents, system=None, program=None):
 # ---- Ids ----
 
 WORDS = """Hello|the cat|  two  | |\t|\n|\n\n|x\n\ny|12345|don't|é|e\u0301|日本語|Привет|مرحبا|हिन्दी|한국어|ไทย|🦙👨\u200d👩\u200d👧|\u00a0|\u3000|\u2028|\x1c|\x1f|\x85|
-\u200b|\ufeff|if (a < b) {|\r|\r\n|</|<|>|\u2581|[|end|ﬁ|İ|...|<|x|>""".replace("|\n", "|").split("|")
+\u200b|\ufeff|if (a < b) {|\r|\r\n|</|<|>|\u2581|[|end|ﬁ|İ|...|@@|<|x|>""".replace("|\n", "|").split("|")
 
 
 def some_content(r, words):

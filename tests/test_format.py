@@ -210,13 +210,10 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_foreign_files_are_recognized(tmp_path, name):
+def test_foreign_files_are_refused(tmp_path, name):
     (tmp_path / "m.bin").write_bytes(FOREIGN[name])
     for args in (["-I", "1", "--ids"], ["-m", "check"]):
-        done = outcome(tmp_path / "m.bin", *args)
-        is_one_error(done, 1, f"(?i){name.strip()}")
-        if name.strip() in ("GGUF", "safetensors", "zip|PyTorch"):
-            assert b"export.py" in done.stderr, done.stderr
+        is_one_error(outcome(tmp_path / "m.bin", *args), 1, "m.bin")
 
 
 def test_big_endian(tmp_path):
@@ -225,10 +222,10 @@ def test_big_endian(tmp_path):
     for slot in range(1, 64):
         swapped[8 * slot:8 * slot + 8] = swapped[8 * slot:8 * slot + 8][::-1]
     (tmp_path / "m.bin").write_bytes(swapped)
-    is_one_error(outcome(tmp_path / "m.bin", "-I", "1", "--ids"), 1, "(?i)big-endian")
+    is_one_error(outcome(tmp_path / "m.bin", "-I", "1", "--ids"), 1, "version")
     shape = [c[k] for k in "dim hidden_dim n_layers n_heads n_kv_heads vocab_size seq_len".split()]
     (tmp_path / "m.bin").write_bytes(struct.pack(">7i", *shape) + bytes(20000))
-    is_one_error(outcome(tmp_path / "m.bin", "-I", "1", "--ids"), 1, "(?i)big-endian")
+    is_one_error(outcome(tmp_path / "m.bin", "-I", "1", "--ids"), 1, "m.bin")
 
 
 @pytest.mark.parametrize("data", [b"", b"r", b"run.c", b"run.c\r\n\x1a", b"run.c\n\x1a", b"\0" * 7, b"\0" * 28,

@@ -333,6 +333,10 @@ def some_tokenizer(seed):
 def test_options(seed, tmp_path):
     """Random combinations of every option, those included that no real file has."""
     tokenizer = some_tokenizer(seed)
+    found = [token.content if not token.normalized or not tokenizer.normalizer else tokenizer.normalizer.normalize_str(token.content)
+             for token in tokenizer.get_added_tokens_decoder().values()]
+    if len({*found}) < len(found):
+        return  # two added tokens are the same when normalized: `tokenizers` takes either, at random
     source = tmp_path / "tokenizer.json"
     tokenizer.save(str(source))
     try:
