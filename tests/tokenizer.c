@@ -14,8 +14,8 @@ static Buffer respond(const Tokenizer *t, uint32_t kind, const unsigned char *bo
         return out;
     }
     Decoder d = {0};
-    for (size_t i = 0; i < n; i++) decode(t, &d, ((const int *)(const void *)body)[i], kind == 1, &out);
-    decode_end(&d, &out);
+    for (size_t i = 0; i < n; i++) decode(t, &d, ((const int *)(const void *)body)[i], kind != 2, &out);
+    if (kind != 3) decode_end(&d, &out);
     return out;
 }
 

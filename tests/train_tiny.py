@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Train the bundled tiny model: a 1.3M-parameter llama that tells short children's stories.
+"""Train the bundled tiny model: a 1.4M-parameter llama that tells short children's stories.
 
     python tests/train_tiny.py OUT               make the stories, the tokenizer and the model; write them to OUT
+    python tests/train_tiny.py OUT --resume      go on after an interruption, from OUT/state.pt
     python tests/train_tiny.py OUT --sample      print texts from OUT: greedy, and ten at temperature 0.8
 
-Data: the repository's own generator (stories.py next to this file), nothing else. 202,000 distinct stories,
-the last 2,000 held out. Tokenizer: SentencePiece BPE with 2,048 pieces, made like Llama 2's. Model: a Hugging Face
-LlamaForCausalLM with grouped heads (4 query, 2 key/value) and tied embeddings.
-OUT becomes a Hugging Face folder: config.json, model.safetensors (float32), generation_config.json, tokenizer.model.
-The run is fixed by its seeds and its number of steps. It needs torch, transformers, sentencepiece and numpy, and
-takes about an hour on 2 CPU cores. MIT licence, like the rest of the repository.
+Data: the repository's own generator (stories.py next to this file), nothing else. It makes 202,000 distinct
+stories and holds out the last 2,000; 4,800 steps of 12 stories see 57,600 of the others, each once.
+Tokenizer: SentencePiece BPE with 2,048 pieces, made like Llama 2's. Model: a Hugging Face LlamaForCausalLM with
+grouped heads (4 query, 2 key/value) and tied embeddings, float32.
+OUT becomes a Hugging Face folder: config.json, model.safetensors, generation_config.json, tokenizer.model.
+The run is fixed by its seeds and its number of steps (threads may change the last digits). It needs torch,
+transformers, sentencepiece and numpy, and takes about an hour on 2 CPU cores. MIT licence, like the repository.
 """
 import argparse
 import math
