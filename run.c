@@ -31,7 +31,6 @@
 #endif
 
 // ---- errors and memory ----------------------------------------------------------------------------------------------
-
 static char unfinished[PATH_MAX];  // name of the output file being written, removed if its end is not reached
 
 // Prints one line on stderr (control characters that a value brings along become '?') and ends the program.
@@ -68,17 +67,16 @@ static void *allocate(size_t count, size_t size, const char *what) {
 }
 
 typedef struct { unsigned char *data; size_t size, room; } Buffer;
+typedef struct { const unsigned char *data; size_t size; const char *path; } File;
 
 // Appends n bytes, growing the buffer by doubling.
 static void append(Buffer *b, const void *bytes, size_t n) {
     if (add(b->size, n) > b->room) {
-        b->room = add(mul(b->room, 2), add(n, 256));
-        if (!(b->data = realloc(b->data, b->room))) die("no memory for a buffer of %zu bytes (use less text)", b->room);
+        b->room = add(mul(b->room, 2), add(n, 256)), b->data = realloc(b->data, b->room);
+        if (!b->data) die("no memory for a buffer of %zu bytes (use less text)", b->room);
     }
     if (n) memcpy(b->data + b->size, bytes, n), b->size += n;
 }
-
-typedef struct { const unsigned char *data; size_t size; const char *path; } File;
 
 // Maps a whole regular file, read-only: processes that use the same file share its memory.
 static File map_file(const char *path) {
@@ -86,27 +84,21 @@ static File map_file(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &info)) die("cannot open %s: %s (check the path)", path, strerror(errno));
     if (!S_ISREG(info.st_mode)) die("%s is not a regular file (name one: it is mapped into memory)", path);
-    if (info.st_size <= 0) die("%s is empty, 0 bytes (export or copy it again)", path);
     size_t size = (size_t)info.st_size;
+    if (!size) die("%s is empty, 0 bytes (export or copy it again)", path);
     void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) die("cannot map the %zu bytes of %s: %s (free some memory)", size, path, strerror(errno));
-    close(fd);
-    return (File){data, size, path};
+    return close(fd), (File){data, size, path};
 }
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
-// A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree: this fixes the result
-// on any machine. One has WIDTH lanes a register; TILE_T tokens by TILE_R rows of weights are what its registers hold.
-
+// A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree: this fixes the
+// result on any machine. A register has WIDTH lanes; all of them hold the sums of TILE_T tokens by TILE_R rows.
 #if defined __AVX512F__
-enum { WIDTH = 16, TILE_T = 6, TILE_R = 4 };
-#elif defined __AVX__
-enum { WIDTH = 8, TILE_T = 3, TILE_R = 2 };
+enum { LANES = 16, WIDTH = 16, PARTS = LANES / WIDTH, TILE_T = 6, TILE_R = 4 };
 #else
-enum { WIDTH = 4, TILE_T = 3, TILE_R = 2 };
+enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 2 };
 #endif
-enum { LANES = 16, PARTS = LANES / WIDTH };
-
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 typedef float Vec __attribute__((vector_size(4 * WIDTH)));
@@ -130,7 +122,7 @@ INLINE float sum_lanes(const void *lanes) {
 }
 
 // e^x to about 1 ulp, without a branch so that loops over it become vectors: x = n ln 2 + r with |r| <= ln 2 / 2, the
-// Taylor polynomial of e^r, and n added to the exponent. Below -87 (e^-87 is 1.6e-38) it is 0, above 88 e^88; NaN stays.
+// Taylor polynomial of e^r, and n added to the exponent. Below -87 (e^-87 is 1.6e-38) 0, above 88 e^88, of NaN NaN.
 INLINE float fast_exp(float x) {
     static const float taylor[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f};
     float clamped = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
@@ -149,7 +141,6 @@ INLINE float fast_exp(float x) {
 // Header: 64 slots of 8 bytes. Slot 0 is the magic "run.c\r\n\x1a"; then one field a slot in the order of HEADER, as
 // uint64 (COUNT), int64 (INT) or float64 (REAL), with the smallest and largest value that this program supports (others
 // that are described belong to the format and are refused); the slots left are 0.
-
 #define HEADER(COUNT, INT, REAL)                                                                                       \
     COUNT(version, 1, 1) COUNT(weight_type, 0, 0) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
     COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
@@ -175,10 +166,9 @@ INLINE float fast_exp(float x) {
     REAL(residual_scale, 1, 1) REAL(logit_scale, 1, 1) REAL(attention_softcap, 0, 0) /* 0: none */                     \
     REAL(logit_softcap, 0, 0) /* 0: none */ REAL(router_scale, 0, 0)
 
-// Tensors follow, row-major, each at the next multiple of 64 bytes from the start of the file, in this order. W is float32
-// or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last comes the source's
+// Tensors follow, row-major, each at the next multiple of 64 bytes from the start of the file, in this order. W is
+// float32 or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last is the source's
 // config.json, which run.c does not read.      TENSOR(name, type, present if, rows, columns)
-
 #define TENSORS_FIRST(TENSOR)                                                                                          \
     TENSOR(eos_ids, I32, c->n_eos, 1, c->n_eos)                                                                        \
     TENSOR(layer_window, I32, 1, 1, c->n_layers)   /* positions that a token sees, 0: all */                           \
@@ -211,28 +201,24 @@ typedef enum { F32, I32, BF16 } Type;
 #define COUNT_MEMBER(name, low, high) size_t name;
 #define INT_MEMBER(name, low, high) int64_t name;
 #define REAL_MEMBER(name, low, high) double name;
-typedef struct { char magic[8]; HEADER(COUNT_MEMBER, INT_MEMBER, REAL_MEMBER) } Config;  // the header as in the file
-
 #define COUNT_FIELD(name, low, high) {#name, 'c', low, (double)high},
 #define INT_FIELD(name, low, high) {#name, 'i', low, high},
 #define REAL_FIELD(name, low, high) {#name, 'r', low, high},
+typedef struct { char magic[8]; HEADER(COUNT_MEMBER, INT_MEMBER, REAL_MEMBER) } Config;  // the header as in the file
 static const struct { const char *name; char kind; double low, high; } FIELDS[] = {  // field i is in slot i + 1
-    HEADER(COUNT_FIELD, INT_FIELD, REAL_FIELD)
-};
+    HEADER(COUNT_FIELD, INT_FIELD, REAL_FIELD)};
 enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
 _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_SIZE, "one slot a field");
 
 #define MEMBER(name, type, present, rows, columns) const float *name;
 typedef struct { TENSORS_OF_LAYER(MEMBER) } Layer;
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
-
 typedef struct {
     Config config;
     File file;
-    size_t taken;     // bytes of the file that belong to the header and the tensors found so far
-    Tensor *tensors;  // (n_tensors), in the order of the file
-    size_t n_tensors;
-    Layer *layers;    // (n_layers)
+    size_t taken, n_tensors;  // so far: bytes of the file that belong to something, tensors found
+    Tensor *tensors;          // (n_tensors), in the order of the file
+    Layer *layers;            // (n_layers)
     TENSORS_FIRST(MEMBER) TENSORS_LAST(MEMBER)
 } Model;
 
@@ -258,24 +244,19 @@ static void check_config(const Config *c, const char *path) {
         die("%s: n_heads %zu is no multiple of n_kv_heads %zu (the file is damaged)", path, c->n_heads, c->n_kv_heads);
     if (c->rope_dim % 2 || c->rope_dim > c->head_dim)
         die("%s: rope_dim %zu is odd or above head_dim %zu (the file is damaged)", path, c->rope_dim, c->head_dim);
-    if (c->bos_id >= (int64_t)c->vocab_size)
-        die("%s: bos_id %lld is not in the vocabulary of %zu (the file is damaged)", path, (long long)c->bos_id, c->vocab_size);
+    long long bos = c->bos_id, n = (long long)c->vocab_size;
+    if (bos >= n) die("%s: bos_id %lld is not in the vocabulary of %lld (the file is damaged)", path, bos, n);
 }
 
-// Finds the next tensor, at the next multiple of `alignment` bytes, and notes it in the model's list.
-static const float *take(Model *m, const char *name, int layer, Type type, size_t rows, size_t columns, size_t alignment) {
-    size_t start = round_up(m->taken, alignment);
+// Finds the next tensor, at the next multiple of `align` bytes, and notes it in the model's list.
+static const float *take(Model *m, const char *name, int layer, Type type, size_t rows, size_t columns, size_t align) {
+    size_t start = round_up(m->taken, align);
     m->taken = add(start, mul(mul(rows, columns), type == BF16 ? 2 : 4));
     if (m->taken > m->file.size)
         die("%s ends early: %s of %zu x %zu would end at byte %zu, the file has %zu (copy or export it again)",
             m->file.path, name, rows, columns, m->taken, m->file.size);
     m->tensors[m->n_tensors++] = (Tensor){name, layer, type, rows, columns, m->file.data + start};
     return (const float *)(const void *)(m->file.data + start);
-}
-
-static void check_size(const Model *m) {
-    if (m->taken == m->file.size) return;
-    die("%s has %zu bytes, its header implies %zu (copy or export it again)", m->file.path, m->file.size, m->taken);
 }
 
 // Room for the layers and the list of their tensors.
@@ -286,16 +267,16 @@ static void allocate_layers(Model *m) {
     m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(float *)), 16), sizeof(Tensor), "the list of tensors");
 }
 
-// The integer tables, checked against the header.
+// Dies unless the integer tables hold what is supported.
 static void check_tables(const Model *m) {
-    const Config *c = &m->config;
-    const int32_t *w = (const void *)m->layer_window, *rope = (const void *)m->layer_rope, *eos = (const void *)m->eos_ids;
-    for (size_t l = 0; l < c->n_layers; l++)
-        if (w[l] || rope[l] != 1)
-            die("%s: layer %zu has window %d and table %d, supported: 0 and 1 (update run.c)", m->file.path, l, w[l], rope[l]);
-    for (size_t i = 0; i < c->n_eos; i++)
-        if (eos[i] < 0 || (size_t)eos[i] >= c->vocab_size)
-            die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], c->vocab_size);
+    const int32_t *eos = (const void *)m->eos_ids, *rope = (const void *)m->layer_rope;
+    const int32_t *w = (const void *)m->layer_window;
+    for (size_t l = 0; l < m->config.n_layers; l++)
+        if (w[l] || rope[l] != 1) die("%s: layer %zu has window %d and table %d, supported: 0 and 1 (update run.c)",
+                                      m->file.path, l, w[l], rope[l]);
+    for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
+        if (eos[i] < 0 || (size_t)eos[i] >= n)
+            die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
 }
 
 static void load_version_1(Model *m) {
@@ -303,12 +284,10 @@ static void load_version_1(Model *m) {
     const unsigned char *file = m->file.data;
     if (m->file.size < HEADER_SIZE)
         die("%s has %zu bytes, a header has %d (copy it again)", m->file.path, m->file.size, HEADER_SIZE);
-    memcpy(c, file, sizeof *c);
-    check_config(c, m->file.path);
+    memcpy(c, file, sizeof *c), check_config(c, m->file.path);
     for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
         if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, file[i]);
-    allocate_layers(m);
-    m->taken = HEADER_SIZE;
+    allocate_layers(m), m->taken = HEADER_SIZE;
     const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
     const Type W = c->weight_type ? BF16 : F32;
 #define TAKE(name, type, present, rows, columns) \
@@ -319,44 +298,33 @@ static void load_version_1(Model *m) {
     for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
     TENSORS_LAST(TAKE)
     if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
-    check_size(m);
-    check_tables(m);
 }
 
 // llama2.c's float32 files: version 0 begins with seven int32, version 1 with a magic and a header of 256 bytes. A kind
 // of tensor is stored for all layers in a row; adjacent elements are rotated together; eps is 1e-5, theta 10000, BOS 1.
 enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
-
-static void llama2c_config(Config *c, const int32_t h[7], bool tied, const char *path) {
-    for (int i = 0; i < 7; i++)
-        if (h[i] <= 0 || (i == 6 && h[0] % h[3])) die("%s is no checkpoint (export.py SOURCE model.bin makes one of a model)", path);
-    *c = (Config){.version = 1, .dim = (size_t)h[0], .hidden_dim = (size_t)h[1], .n_layers = (size_t)h[2],
-        .n_heads = (size_t)h[3], .n_kv_heads = (size_t)h[4], .vocab_size = (size_t)h[5], .seq_len = (size_t)h[6],
-        .tied = tied, .norm_place = 5, .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5,
-        .rope_theta = 1e4, .rope_attention_factor = 1, .rope_attention_factor_local = 1, .embedding_scale = 1,
-        .residual_scale = 1, .logit_scale = 1};
-    c->head_dim = c->rope_dim = c->dim / c->n_heads;
-    c->attention_scale = 1 / sqrt((double)c->head_dim);
-    check_config(c, path);
-}
-
 static void load_llama2c(Model *m, bool version) {
     static const int32_t end_ids[2] = {1, 2};
     Config *c = &m->config;
-    unsigned char start[40] = {0};
-    int32_t h[7];
+    int32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
     memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
-    memcpy(h, start + (version ? 8 : 0), sizeof h);
-    bool tied = version ? start[36] : h[5] > 0;  // version 0: a negative vocab_size means untied
+    bool tied = version ? start[9] & 255 : h[5] > 0;  // version 0: a negative vocab_size means untied
     if (!version && h[5] > -INT_MAX) h[5] = abs(h[5]);
-    llama2c_config(c, h, tied, m->file.path);
-    float *freq = allocate(c->rope_dim / 2, sizeof *freq, "the rotary frequencies");
-    for (size_t i = 0; i < c->rope_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)c->rope_dim);
-    m->rope_freq = freq;
-    m->eos_ids = (const void *)end_ids;
-    allocate_layers(m);
-    m->taken = version ? LLAMA2C_HEADER : sizeof h;
-    size_t kv_dim = c->n_kv_heads * c->head_dim;
+    for (int i = 0; i < 7; i++)
+        if (h[i] <= 0 || (i == 6 && h[0] % h[3]))
+            die("%s is no checkpoint (export.py SOURCE model.bin makes one of a model)", m->file.path);
+    size_t head_dim = (size_t)(h[0] / h[3]), kv_dim = mul((size_t)h[4], head_dim);
+    *c = (Config){.version = 1, .dim = (size_t)h[0], .hidden_dim = (size_t)h[1], .n_layers = (size_t)h[2],
+        .n_heads = (size_t)h[3], .n_kv_heads = (size_t)h[4], .head_dim = head_dim, .vocab_size = (size_t)h[5],
+        .seq_len = (size_t)h[6], .tied = tied, .norm_place = 5, .rope_dim = head_dim, .rope_pairs = 1,
+        .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4, .embedding_scale = 1,
+        .rope_attention_factor = 1, .rope_attention_factor_local = 1, .attention_scale = 1 / sqrt((double)head_dim),
+        .residual_scale = 1, .logit_scale = 1};
+    check_config(c, m->file.path);
+    float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
+    for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)head_dim);
+    m->rope_freq = freq, m->eos_ids = (const void *)end_ids, allocate_layers(m);
+    m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
 #define ONE(name, rows, columns) m->name = take(m, #name, OF_NO_LAYER, F32, rows, columns, 4);
 #define ALL(name, rows, columns) \
     for (size_t l = 0; l < c->n_layers; l++) m->layers[l].name = take(m, #name, (int)l, F32, rows, columns, 4);
@@ -367,9 +335,8 @@ static void load_llama2c(Model *m, bool version) {
     if (!version) ALL(ffn_norm, 1, c->dim)
     ALL(w1, c->hidden_dim, c->dim) ALL(w2, c->dim, c->hidden_dim) ALL(w3, c->hidden_dim, c->dim)
     if (!version) ONE(final_norm, 1, c->dim)
-    if (!version) m->taken = add(m->taken, mul(mul(c->seq_len, c->head_dim), 4));  // sine and cosine tables, not needed
+    if (!version) m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
     if (!tied) ONE(classifier, c->vocab_size, c->dim)
-    check_size(m);
 }
 
 // Maps a checkpoint and checks it: every size against the file's before anything is used.
@@ -378,25 +345,20 @@ static void load_model(Model *m, const char *path) {
     uint32_t word[2] = {0};
     memcpy(word, m->file.data, min_size(sizeof word, m->file.size));
     if (word[0] == LLAMA2C_MAGIC && word[1] != 1)
-        die("%s is llama2.c's version %u, supported are its float32 versions 0 and 1 (export it as one)", path, word[1]);
+        die("%s is llama2.c's version %u, supported are the float32 ones, 0 and 1 (export it as one)", path, word[1]);
     if (!memcmp(word, MAGIC, sizeof MAGIC)) load_version_1(m);
     else load_llama2c(m, word[0] == LLAMA2C_MAGIC);
+    if (m->taken != m->file.size)
+        die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, m->file.size, m->taken);
+    if (m->layer_window) check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
 }
 
-static bool is_eos(const Model *m, int id) {
-    const int32_t *eos = (const void *)m->eos_ids;
-    for (size_t i = 0; i < m->config.n_eos; i++)
-        if (eos[i] == id) return true;
-    return false;
-}
-
 // ---- kernels --------------------------------------------------------------------------------------------------------
-
-typedef Vec Accumulators[TILE_T][TILE_R][PARTS];
+typedef Vec Sums[TILE_T][TILE_R][PARTS];
 
 // acc[t][r] += x_t[k .. k + 16] * w_r[k .. k + 16], lane by lane.
-INLINE void tile_step(Accumulators acc, const float *x, size_t x_stride, const float *const w[TILE_R], size_t k, int T) {
+INLINE void tile_step(Sums acc, const float *x, size_t x_stride, const float *const w[TILE_R], size_t k, int T) {
     Vec wv[TILE_R][PARTS];
     UNROLL for (int r = 0; r < TILE_R; r++)
         UNROLL for (int p = 0; p < PARTS; p++) wv[r][p] = load(w[r] + k + p * WIDTH);
@@ -407,45 +369,42 @@ INLINE void tile_step(Accumulators acc, const float *x, size_t x_stride, const f
         }
 }
 
-// The dot products of T tokens (a constant, so that the sums live in registers) with TILE_R rows of n weights. What is
-// left of n after the last 16 is copied to rows padded with zeros.
-INLINE void tile(float *const out[TILE_R], size_t out_stride, const float *x, size_t x_stride,
-                 const float *const w[TILE_R], size_t n, int T) {
-    Accumulators acc;
-    memset(&acc, 0, sizeof acc);
+// out[t][r] = x[t] . w[r] for T tokens (a constant, so that the sums live in registers) and TILE_R rows of w (rows, n)
+// from `first`; where `last` leaves fewer, the last is computed several times over: the same value, to the same place.
+// What is left of n after the last 16 is copied to rows padded with zeros.
+INLINE void tile(float *out, size_t out_stride, const float *x, size_t x_stride, const float *w, size_t n, size_t first,
+                 size_t last, int T) {
+    Sums acc;
+    const float *w_row[TILE_R];
     size_t k = 0;
-    for (; k + LANES <= n; k += LANES) tile_step(acc, x, x_stride, w, k, T);
+    memset(&acc, 0, sizeof acc);
+    UNROLL for (size_t r = 0; r < TILE_R; r++) w_row[r] = w + min_size(first + r, last - 1) * n;
+    for (; k + LANES <= n; k += LANES) tile_step(acc, x, x_stride, w_row, k, T);
     if (k < n) {
         float x_rest[TILE_T][LANES] = {{0}}, w_rest[TILE_R][LANES] = {{0}};
-        const float *w_row[TILE_R];
         for (int t = 0; t < T; t++) memcpy(x_rest[t], x + (size_t)t * x_stride + k, (n - k) * sizeof(float));
-        for (int r = 0; r < TILE_R; r++) w_row[r] = memcpy(w_rest[r], w[r] + k, (n - k) * sizeof(float));
+        for (int r = 0; r < TILE_R; r++) w_row[r] = memcpy(w_rest[r], w_row[r] + k, (n - k) * sizeof(float));
         tile_step(acc, x_rest[0], LANES, w_row, 0, T);
     }
-    UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int r = 0; r < TILE_R; r++) out[r][(size_t)t * out_stride] = sum_lanes(acc[t][r]);
+    UNROLL for (int t = 0; t < T; t++, out += out_stride)
+        UNROLL for (size_t r = 0; r < TILE_R; r++) out[min_size(first + r, last - 1)] = sum_lanes(acc[t][r]);
 }
 
-// out[t][r] = x[t] . w[r] for T tokens and rows first..last of w (rows, n), on one thread. A last tile that has fewer
-// rows computes its last one several times over: the same value, written to the same place.
+// The same for any T and rows first..last, on one thread.
 static void matmul_rows(float *out, size_t out_stride, const float *x, size_t x_stride, const float *w, size_t n,
                         size_t first, size_t last, size_t T) {
-    for (size_t r = first; r < last; r += TILE_R) {
-        const float *w_row[TILE_R];
-        float *at[TILE_R];
-        for (size_t i = 0; i < TILE_R; i++) w_row[i] = w + min_size(r + i, last - 1) * n;
+    for (size_t r = first; r < last; r += TILE_R)
         for (size_t t = 0, step; t < T; t += step) {
-            for (size_t i = 0; i < TILE_R; i++) at[i] = out + min_size(r + i, last - 1) + t * out_stride;
-            const float *xt = x + t * x_stride;
+            float *out_t = out + t * out_stride;
+            const float *x_t = x + t * x_stride;
             step = T - t >= TILE_T ? TILE_T : T - t >= 2 ? 2 : 1;
-            if (step == TILE_T) tile(at, out_stride, xt, x_stride, w_row, n, TILE_T);
-            else if (step == 2) tile(at, out_stride, xt, x_stride, w_row, n, 2);
-            else tile(at, out_stride, xt, x_stride, w_row, n, 1);
+            if (step == TILE_T) tile(out_t, out_stride, x_t, x_stride, w, n, r, last, TILE_T);
+            else if (step == 2) tile(out_t, out_stride, x_t, x_stride, w, n, r, last, 2);
+            else tile(out_t, out_stride, x_t, x_stride, w, n, r, last, 1);
         }
-    }
 }
 
-// out (T, rows) = x (T, n) times the transpose of w (rows, n), plus bias (rows) if there is one. Threads share the rows.
+// out (T, rows) = x (T, n) times the transpose of w (rows, n), plus bias (rows) if not NULL. Threads share the rows.
 static void matmul(float *out, const float *x, const float *w, const float *bias, size_t T, size_t n, size_t rows) {
     enum { BLOCK = 8 * TILE_R };
     #pragma omp parallel for schedule(static) if (T * n * rows > 1 << 16)
@@ -457,8 +416,8 @@ static void matmul(float *out, const float *x, const float *w, const float *bias
     }
 }
 
-// RMSNorm (Zhang and Sennrich 2019), for each of T rows of n: out = x / sqrt(mean(x^2) + eps) * weight, in double, the sum
-// in 16 lanes; out may be x.
+// RMSNorm (Zhang and Sennrich 2019), for each of T rows of n: out = x / sqrt(mean(x^2) + eps) * weight, in double, the
+// sum in 16 lanes; out may be x.
 static void rmsnorm(float *out, const float *x, const float *weight, double eps, size_t T, size_t n) {
     for (size_t t = 0; t < T; t++, x += n, out += n) {
         double lane[LANES] = {0};
@@ -478,43 +437,38 @@ static void swiglu(float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-
 enum { KV_BLOCK = 64 };  // positions that attention takes at a time
-
 typedef struct { float largest; double sum; } Softmax;  // score so far; of e^(score - largest) so far
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through.
 typedef struct {
     const Model *model;
-    size_t context, chunk, logit_rows, hidden_rows;
-    size_t position;           // tokens in the cache
-    void *block;               // that holds all of these:
-    float *k_cache, *v_cache;  // (n_layers, n_kv_heads, context, head_dim)
-    float *x;                  // (T, dim) the residual stream
-    float *normed;             // (T, dim)
-    float *branch;             // (T, dim) what a sublayer adds to the stream
-    float *q, *attended;       // (T, n_heads, head_dim)
-    float *k, *v;              // (T, n_kv_heads, head_dim)
-    float *scores;             // (T, n_heads, KV_BLOCK)
-    Softmax *softmax;          // (T, n_heads)
-    float *gate, *up;          // (T, hidden_dim)
-    float *cosine, *sine;      // (T, rope_dim / 2)
-    float *logits;             // (logit_rows, vocab_size)
-    float *hidden;             // (n_layers + 1, hidden_rows, dim) if hidden states are asked for, else NULL
+    size_t context, chunk, logit_rows, position;  // position: tokens in the cache
+    void *block;                                  // that holds all of these:
+    float *k_cache, *v_cache;                     // (n_layers, n_kv_heads, context, head_dim)
+    float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
+    float *q, *attended, *k, *v;                  // (T, n_heads, head_dim), of k and v (T, n_kv_heads, head_dim)
+    float *scores;                                // (T, n_heads, KV_BLOCK)
+    Softmax *softmax;                             // (T, n_heads)
+    float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, rope_dim / 2)
+    float *logits;                                // (logit_rows, vocab_size)
+    float *hidden;                                // (n_layers + 1, context, dim) if asked for, else NULL
 } Run;
+
+// Values that the keys of one position take in all layers; so do the values.
+static size_t cache_row(const Config *c) { return mul(c->n_layers, mul(c->n_kv_heads, c->head_dim)); }
 
 // Sets the arrays to successive parts of a block, each aligned to 64 bytes; returns what they take together.
 static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
     size_t T = r->chunk, q_dim = mul(c->n_heads, c->head_dim), kv_dim = mul(c->n_kv_heads, c->head_dim);
-    size_t half = c->rope_dim / 2, cached = mul(mul(c->n_layers, kv_dim), r->context), end = 0;
+    size_t half = c->rope_dim / 2, cached = mul(cache_row(c), r->context), end = 0;
     struct { void *array; size_t rows, columns; } arrays[] = {
-        {&r->x, T, c->dim}, {&r->normed, T, c->dim}, {&r->branch, T, c->dim}, {&r->q, T, q_dim}, {&r->attended, T, q_dim},
-        {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->scores, T, mul(c->n_heads, KV_BLOCK)},
+        {&r->x, T, c->dim}, {&r->normed, T, c->dim}, {&r->branch, T, c->dim}, {&r->q, T, q_dim},
+        {&r->attended, T, q_dim}, {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->scores, T, mul(c->n_heads, KV_BLOCK)},
         {&r->softmax, T, mul(c->n_heads, sizeof(Softmax) / sizeof(float))}, {&r->gate, T, c->hidden_dim},
-        {&r->up, T, c->hidden_dim}, {&r->cosine, T, half}, {&r->sine, T, half}, {&r->logits, r->logit_rows, c->vocab_size},
-        {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached},
-    };
+        {&r->up, T, c->hidden_dim}, {&r->cosine, T, half}, {&r->sine, T, half},
+        {&r->logits, r->logit_rows, c->vocab_size}, {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (block) *(void **)arrays[i].array = block + end;
         end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
@@ -548,8 +502,7 @@ static void rope(const Run *r, float *heads, size_t T, size_t n_heads) {
         const float *cosine = r->cosine + row / n_heads * half, *sine = r->sine + row / n_heads * half;
         for (size_t i = 0; i < half; i++) {
             float *a = heads + i * step, *b = a + apart, turned = *a * cosine[i] - *b * sine[i];
-            *b = *b * cosine[i] + *a * sine[i];
-            *a = turned;
+            *b = *b * cosine[i] + *a * sine[i], *a = turned;
         }
     }
 }
@@ -587,7 +540,8 @@ static void attend(float *restrict out, Softmax *softmax, float *scores, const f
         size_t count = min_size(KV_BLOCK, n - start);
         matmul_rows(scores, KV_BLOCK, q, head_dim, k, head_dim, 0, count, group);
         for (size_t h = 0; h < group; h++) {
-            float *p = scores + h * KV_BLOCK, *o = out + h * head_dim, fade = softmax_step(&softmax[h], p, count, scale);
+            float *p = scores + h * KV_BLOCK, *o = out + h * head_dim;
+            float fade = softmax_step(&softmax[h], p, count, scale);
             for (size_t d = 0; d < head_dim; d++) o[d] *= fade;
             for (size_t i = 0; i < count; i++)
                 for (size_t d = 0; d < head_dim; d++) o[d] = __builtin_fmaf(p[i], v[i * head_dim + d], o[d]);
@@ -596,33 +550,30 @@ static void attend(float *restrict out, Softmax *softmax, float *scores, const f
     for (size_t i = 0; i < group * head_dim; i++) out[i] = (float)((double)out[i] / softmax[i / head_dim].sum);
 }
 
-// Attention of T tokens at the run's position over a layer's cache. Threads share the pairs of token and key/value head.
+// Attention of T tokens at the run's position over a layer's cache. Threads share the pairs of token and kv head.
 static void attention(Run *r, const float *k_cache, const float *v_cache, size_t T) {
     const Config *c = &r->model->config;
     size_t n_kv_heads = c->n_kv_heads, head_dim = c->head_dim, group = c->n_heads / n_kv_heads;
     #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * head_dim * r->position > 1 << 16)
     for (size_t i = 0; i < T * n_kv_heads; i++) {
-        size_t cached = i % n_kv_heads * r->context * head_dim, head = i * group;
+        size_t cached = i % n_kv_heads * r->context * head_dim, head = i * group, n = r->position + i / n_kv_heads + 1;
         attend(r->attended + head * head_dim, r->softmax + head, r->scores + head * KV_BLOCK, r->q + head * head_dim,
-               k_cache + cached, v_cache + cached, r->position + i / n_kv_heads + 1, group, head_dim, (float)c->attention_scale);
+               k_cache + cached, v_cache + cached, n, group, head_dim, (float)c->attention_scale);
     }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
-
 // x (n) += branch
-static void add_branch(float *x, const float *branch, size_t n) {
-    for (size_t i = 0; i < n; i++) x[i] += branch[i];
-}
+static void add_branch(float *x, const float *branch, size_t n) { for (size_t i = 0; i < n; i++) x[i] += branch[i]; }
 
 // Keeps T rows of x as hidden state `index` (of n_layers + 1), where hidden states are asked for.
 static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
     size_t dim = r->model->config.dim;
-    if (r->hidden) memcpy(r->hidden + (index * r->hidden_rows + r->position) * dim, x, T * dim * sizeof(float));
+    if (r->hidden) memcpy(r->hidden + (index * r->context + r->position) * dim, x, T * dim * sizeof(float));
 }
 
-// Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what comes
-// out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1.
+// Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
+// comes out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1.
 static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
@@ -637,22 +588,17 @@ static void forward(Run *r, const int *tokens, size_t T) {
 
         rmsnorm(r->normed, r->x, w->attention_norm, c->rms_norm_eps, T, dim);
         matmul(r->q, r->normed, w->wq, w->bq, T, dim, q_dim);
-        matmul(r->k, r->normed, w->wk, w->bk, T, dim, kv_dim);
-        matmul(r->v, r->normed, w->wv, w->bv, T, dim, kv_dim);
-        rope(r, r->q, T, c->n_heads);
-        rope(r, r->k, T, c->n_kv_heads);
-        store(r, k_cache, r->k, T);
-        store(r, v_cache, r->v, T);
+        matmul(r->k, r->normed, w->wk, w->bk, T, dim, kv_dim), matmul(r->v, r->normed, w->wv, w->bv, T, dim, kv_dim);
+        rope(r, r->q, T, c->n_heads), rope(r, r->k, T, c->n_kv_heads);
+        store(r, k_cache, r->k, T), store(r, v_cache, r->v, T);
         attention(r, k_cache, v_cache, T);
-        matmul(r->branch, r->attended, w->wo, w->bo, T, q_dim, dim);
-        add_branch(r->x, r->branch, T * dim);
+        matmul(r->branch, r->attended, w->wo, w->bo, T, q_dim, dim), add_branch(r->x, r->branch, T * dim);
 
         rmsnorm(r->normed, r->x, w->ffn_norm, c->rms_norm_eps, T, dim);
         matmul(r->gate, r->normed, w->w1, w->b1, T, dim, c->hidden_dim);
         matmul(r->up, r->normed, w->w3, w->b3, T, dim, c->hidden_dim);
         swiglu(r->gate, r->up, T * c->hidden_dim);
-        matmul(r->branch, r->gate, w->w2, w->b2, T, c->hidden_dim, dim);
-        add_branch(r->x, r->branch, T * dim);
+        matmul(r->branch, r->gate, w->w2, w->b2, T, c->hidden_dim, dim), add_branch(r->x, r->branch, T * dim);
     }
     if (r->hidden) rmsnorm(r->normed, r->x, m->final_norm, c->rms_norm_eps, T, dim);
     keep_hidden(r, c->n_layers, r->normed, T);
@@ -1188,8 +1134,8 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
             if ((left = find_bytes(t, WORDS, s, k)) && (right = find_bytes(t, WORDS, s + k, w[3] - k)))
                 add_row(t, rows, PAIRS, (uint32_t[]){left[4], right[4], rank, w[4]});
     }
-    qsort(rows[CHARS].data, t->table[CHARS].n, 2 * sizeof(uint32_t), compare_keys);
-    qsort(rows[PAIRS].data, t->table[PAIRS].n, 4 * sizeof(uint32_t), compare_keys);
+    if (t->table[CHARS].n) qsort(rows[CHARS].data, t->table[CHARS].n, 2 * sizeof(uint32_t), compare_keys);
+    if (t->table[PAIRS].n) qsort(rows[PAIRS].data, t->table[PAIRS].n, 4 * sizeof(uint32_t), compare_keys);
     add_row(t, rows, STEPS, (uint32_t[]){STEP_SPLIT, 0, 1 << 5, size + ' ', 1});
     add_row(t, rows, POST, (uint32_t[]){1});
     t->table[CODE].at = code, t->table[MASKS].at = any, t->table[RANGES].at = from_0, t->table[RANGES].n = 1;
@@ -1260,9 +1206,7 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
 }
 
 // ---- the sampler ----------------------------------------------------------------------------------------------------
-
 typedef struct { float logit, weight; int id; } Candidate;  // weight: proportional to the probability
-
 typedef struct {
     size_t vocab_size, top_k;                   // top_k 0: off
     double temperature, top_p, min_p, penalty;  // temperature 0: greedy
@@ -1273,29 +1217,22 @@ typedef struct {
     double *weights;                            // (vocab_size) by id, 0 for what a filter removed
 } Sampler;
 
-static void new_sampler(Sampler *s, size_t vocab_size) {
-    s->vocab_size = vocab_size;
-    s->seen = allocate(vocab_size, sizeof *s->seen, "the sampler");
-    s->logits = allocate(vocab_size, sizeof *s->logits, "the sampler");
-    s->candidates = allocate(vocab_size, sizeof *s->candidates, "the sampler");
-    s->weights = allocate(vocab_size, sizeof *s->weights, "the sampler");
+static void new_sampler(Sampler *s, size_t n) {
+    s->vocab_size = n, s->candidates = allocate(n, sizeof *s->candidates, "the sampler");
+    s->seen = allocate(n, sizeof *s->seen, "the sampler"), s->logits = allocate(n, sizeof *s->logits, "the sampler");
+    s->weights = allocate(n, sizeof *s->weights, "the sampler");
 }
 
 // The next number in [0, 1), uniform in steps of 2^-24, from SplitMix64 (Steele, Lea and Flood 2014). Any seed will do.
 static float uniform(uint64_t *state) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u, z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
 }
 
 // The order of candidates: the larger logit first, at a tie the lower id.
 static bool goes_before(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
-
-static void swap(Candidate *a, Candidate *b) {
-    Candidate c = *a;
-    *a = *b, *b = c;
-}
+static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c; }
 
 // Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
 // A quickselect: only the side of the pivot on which the goal is reached is looked at again.
@@ -1303,9 +1240,9 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
     size_t low = 0, high = n;
     double kept = 0;  // weight of those before low
     for (goal = fmax(goal, DBL_MIN); low < high && kept < goal;) {
-        swap(&c[low + (high - low) / 2], &c[high - 1]);
         size_t split = low;
         double sum = kept;  // weight of those before split
+        swap(&c[low + (high - low) / 2], &c[high - 1]);
         for (size_t i = low; i + 1 < high; i++)
             if (goes_before(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
@@ -1315,17 +1252,19 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
     return low;
 }
 
-static void check_logit(float logit, size_t id, size_t position) {
-    if (logit < INFINITY) return;
-    die("the logit of id %zu at position %zu is %g (the weights may be damaged: see -m check)", id, position, (double)logit);
+// Dies if one of a row of n logits is NaN or infinite; -inf is fine.
+static void check_logits(const float *logits, size_t n, size_t position) {
+    for (size_t i = 0; i < n; i++)
+        if (!(logits[i] < INFINITY)) die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)",
+                                         i, position, (double)logits[i]);
 }
 
 // Copies the logits with the repetition penalty (Keskar et al. 2019) for ids seen: positive ones are divided by it,
 // negative ones multiplied. Returns the id of the largest, the lowest at a tie.
 static size_t penalize(Sampler *s, const float *logits, size_t position) {
     size_t best = 0;
+    check_logits(logits, s->vocab_size, position);
     for (size_t i = 0; i < s->vocab_size; i++) {
-        check_logit(logits[i], i, position);
         double factor = !s->seen[i] ? 1 : logits[i] > 0 ? 1 / s->penalty : s->penalty;
         s->logits[i] = (float)fmin((double)logits[i] * factor, FLT_MAX);
         if (s->logits[i] > s->logits[best]) best = i;
@@ -1343,10 +1282,8 @@ static void filter(Sampler *s, float largest) {
     for (size_t i = 0; i < s->vocab_size; i++)
         if (s->logits[i] > -INFINITY) c[n++] = (Candidate){s->logits[i], 1, (int)i};
     if (s->top_k && s->top_k < n) n = keep_best(c, n, (double)s->top_k);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; total += (double)c[i++].weight)
         c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
-        total += (double)c[i].weight;
-    }
     if (s->top_p < 1) n = keep_best(c, n, s->top_p * total);
     memset(s->weights, 0, s->vocab_size * sizeof *s->weights);
     for (size_t i = 0; i < n; i++)
@@ -1368,7 +1305,6 @@ static int sample(Sampler *s, const float *logits, size_t position) {
 }
 
 // ---- input and output -----------------------------------------------------------------------------------------------
-
 static volatile sig_atomic_t stoppable;  // 1: chat writes a reply, which SIGINT ends; 2: it has
 
 // A signal ends the program without a trace of unfinished output.
@@ -1385,14 +1321,8 @@ static void write_all(int fd, const void *data, size_t size, const char *name) {
         if (n <= 0) die("cannot write to %s: %s (free some space, or write elsewhere)", name, strerror(errno));
     }
 }
-
 static void print(const void *text, size_t size) { write_all(STDOUT_FILENO, text, size, "standard output"); }
-
-// Appends an id as text, after a space if it is not the first.
-static void append_id(Buffer *b, int id, bool first) {
-    char text[16];
-    append(b, text, (size_t)snprintf(text, sizeof text, first ? "%d" : " %d", id));
-}
+static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
 // Opens where binary output goes: standard output, a device or FIFO in place, or a temporary file beside `path` that
 // takes its name only when whole.
@@ -1401,11 +1331,10 @@ static int open_output(const char *path) {
     if (!strcmp(path, "-")) return STDOUT_FILENO;
     bool in_place = !stat(path, &info) && !S_ISREG(info.st_mode);
     if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", path, (long)getpid()) >= PATH_MAX) unfinished[0] = 0;
-    int fd = in_place ? open(path, O_WRONLY | O_CLOEXEC) : open(unfinished, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = open(in_place ? path : unfinished, O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_EXCL), 0666);
     if (fd < 0) unfinished[0] = 0, die("cannot write %s: %s (check the path)", path, strerror(errno));
     return fd;
 }
-
 static void close_output(int fd, const char *path) {
     if (fd != STDOUT_FILENO && (close(fd) || (unfinished[0] && rename(unfinished, path))))
         die("cannot write %s: %s (free some space, or write elsewhere)", path, strerror(errno));
@@ -1415,14 +1344,13 @@ static void close_output(int fd, const char *path) {
 // The bytes of a file, or of standard input for "-".
 static Buffer read_all(const char *path) {
     int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    Buffer b = {0};
     char block[1 << 16];
+    Buffer b = {0};
     for (ssize_t n = 1; n; append(&b, block, (size_t)n)) {
         while ((n = read(fd, block, sizeof block)) < 0 && errno == EINTR) continue;
         if (n < 0) die("cannot read %s: %s (check the path)", fd ? path : "standard input", strerror(errno));
     }
-    if (fd) close(fd);
-    return b;
+    return fd ? close(fd) : 0, b;
 }
 
 typedef struct {
@@ -1431,72 +1359,55 @@ typedef struct {
     uint64_t seed;
     bool print_ids;
 } Options;
-
-// -z, else STEM.tokenizer.bin beside STEM.bin, else tokenizer.bin beside the model, else here.
-static const char *find_tokenizer(const Options *o) {
-    static char path[PATH_MAX];
-    const char *model = o->model ? o->model : "", *slash = strrchr(model, '/');
-    int folder = slash ? (int)(slash + 1 - model) : 0, stem = (int)strlen(model) - 4;
-    if (o->tokenizer) return o->tokenizer;
-    if (stem > 0 && !strcmp(model + stem, ".bin") && stem < PATH_MAX - 20) {
-        snprintf(path, sizeof path, "%.*s.tokenizer.bin", stem, model);
-        if (!access(path, F_OK)) return path;
-    }
-    if (snprintf(path, sizeof path, "%.*stokenizer.bin", folder, model) < PATH_MAX && !access(path, F_OK)) return path;
-    if (access("tokenizer.bin", F_OK))
-        die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)", o->model ? model : "a model");
-    return "tokenizer.bin";
-}
-
-// Loads the tokenizer and dies unless it belongs to the model, where there is one.
-static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
-    const char *path = find_tokenizer(o);
-    tokenizer_load(t, path);
-    size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
-    if (!o->model) return;
-    if ((hash && t->hash && t->hash != hash) || t->n_ids > rows)
-        die("%s (%zu ids, fingerprint %016zx) does not fit %s (%zu rows, fingerprint %016zx) (name the model's own with -z)",
-            path, t->n_ids, (size_t)t->hash, o->model, rows, hash);
-    if (t->n_ids < rows && !(hash && t->hash))
-        fprintf(stderr, "run: note: %s has %zu ids, %s has %zu rows\n", path, t->n_ids, o->model, rows);
-}
-
 typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as given, empty with -I
 
-// The prompt of -i, -f or -I ("1 2 3", each below vocab_size).
-static Prompt read_prompt(const Options *o, const Tokenizer *t, size_t vocab_size) {
-    Prompt p = {0};
-    Buffer ids = {0};
-    if (o->file) p.text = read_all(o->file);
-    if (o->text) append(&p.text, o->text, strlen(o->text));
-    if (o->file || o->text) p.ids = encode(t, p.text.data, p.text.size, &p.n);
+// Loads -z, else STEM.tokenizer.bin beside STEM.bin, else tokenizer.bin beside the model, else here; dies unless it
+// belongs to the model, where there is one.
+static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
+    static char found[PATH_MAX];
+    const char *path = o->tokenizer, *model = o->model ? o->model : "", *slash = strrchr(model, '/');
+    int stem = (int)strlen(model) - 4, kept[] = {stem, slash ? (int)(slash + 1 - model) : 0, 0};
+    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++) {
+        int size = snprintf(found, PATH_MAX, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".");
+        if (size < PATH_MAX && !access(found, F_OK)) path = found;
+    }
+    if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)",
+                   o->model ? model : "a model");
+    tokenizer_load(t, path);
+    size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
+    if (o->model && ((hash && t->hash && t->hash != hash) || t->n_ids > rows))
+        die("%s (%zu ids, fingerprint %016zx) does not fit %s (%zu rows, fingerprint %016zx) (name its own with -z)",
+            path, t->n_ids, (size_t)t->hash, model, rows, hash);
+    if (t->n_ids < rows && !(hash && t->hash))
+        fprintf(stderr, "run: note: %s has %zu ids, %s has %zu rows\n", path, t->n_ids, model, rows);
+}
+
+// The prompt of -i, -f or -I ("1 2 3", each in the vocabulary); where `starts`, an empty one becomes the model's BOS.
+static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, bool starts) {
+    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, n = 0;
+    Buffer text = {0}, ids = {0};
+    if (o->file) text = read_all(o->file);
+    if (o->text) append(&text, o->text, strlen(o->text));
+    if (o->file || o->text) ids.data = (void *)encode(t, text.data, text.size, &n), ids.size = n * sizeof(int);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
         int shown = (int)min_size(word, 80);
         if (digits < word) usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", shown, at);
-        if (digits > 10 || id >= vocab_size) die("id %.*s is not in the vocabulary of %zu (give less)", shown, at, vocab_size);
-        append(&ids, &(int){(int)id}, sizeof(int));
-        at += word;
+        if (digits > 10 || id >= vocab_size)
+            die("id %.*s is not in the vocabulary of %zu (give less)", shown, at, vocab_size);
+        append(&ids, &(int){(int)id}, sizeof(int)), at += word;
     }
-    return o->ids ? (Prompt){(int *)(void *)ids.data, ids.size / sizeof(int), {0}} : p;
-}
-
-// An empty prompt becomes the model's BOS.
-static void start_from_bos(Prompt *p, const Model *m) {
-    if (p->n) return;
-    if (m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
-    p->ids = allocate(1, sizeof(int), "the prompt");
-    p->ids[p->n++] = (int)m->config.bos_id;
+    starts &= !ids.size;
+    if (starts && m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
+    if (starts) append(&ids, &(int){(int)m->config.bos_id}, sizeof(int));
+    return (Prompt){(int *)(void *)ids.data, ids.size / sizeof(int), text};
 }
 
 // ---- the modes ------------------------------------------------------------------------------------------------------
-
-static double seconds(void) {
+static double seconds(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return clock_gettime(clock, &now), (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
-
 static double per_second(size_t tokens, double time) { return tokens && time > 0 ? (double)tokens / time : 0; }
 
 // The number that a line of a file holds in a scanf format, else `otherwise`.
@@ -1504,78 +1415,61 @@ static size_t number_in(const char *path, const char *format, size_t otherwise) 
     char line[256];
     size_t number = otherwise;
     FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, format, &number) == 1) break;
-    if (f) fclose(f);
-    return number;
+    while (f && fgets(line, sizeof line, f) && sscanf(line, format, &number) != 1) continue;
+    return f ? fclose(f) : 0, number;
 }
 
 // Bytes of memory that may still be taken: what the system has available, within the container's limit.
 static size_t available_memory(void) {
     size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);
     size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
-    used -= min_size(used, number_in("/sys/fs/cgroup/memory.stat", "inactive_file %zu", 0));  // page cache, given up at need
-    return min_size(number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10, limit > used ? limit - used : 0);
+    used -= min_size(used, number_in("/sys/fs/cgroup/memory.stat", "inactive_file %zu", 0));  // given up at need
+    size_t kib = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10);
+    return min_size(kib << 10, limit > used ? limit - used : 0);
 }
 
 // The context: -c, else `fallback`; dies if that is above seq_len or a prompt of n tokens does not fit.
 static size_t context_for(const Options *o, const Model *m, size_t fallback, size_t n) {
     size_t seq_len = m->config.seq_len, context = o->context > 0 ? (size_t)o->context : fallback;
     if (context > seq_len) die("a context of %zu is above the model's seq_len %zu (use less)", context, seq_len);
-    if (n > context) die("the prompt has %zu tokens, the context %zu (use a shorter prompt or a larger -c)", n, context);
+    if (n > context) die("the prompt has %zu tokens, the context %zu (use a shorter one or a larger -c)", n, context);
     return context;
 }
 
-// Takes n tokens in chunks; after each, `rows` (if any) is given the logits of its positions, LOGIT_ROWS at a time.
-enum { LOGIT_ROWS = 16 };
-typedef void Rows(void *sink, const float *logits, size_t position, size_t n);
-static void prefill(Run *r, const int *ids, size_t n, Rows *rows, void *sink) {
-    bool show = isatty(STDERR_FILENO) && n > 4 * r->chunk;
-    for (size_t start = 0, T; start < n; start += T) {
-        T = min_size(r->chunk, n - start);
-        if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", start, n);
-        forward(r, ids + start, T);
-        for (size_t first = 0; rows && first < T; first += LOGIT_ROWS) {
-            size_t count = min_size(LOGIT_ROWS, T - first);
-            rows(sink, logits_of(r, first, count), r->position - T + first, count);
-        }
-    }
-    if (show) fprintf(stderr, "\r%*s\r", 60, "");
-}
-
-// Appends what an id adds to the text, or the id.
-static void append_token(Buffer *b, const Options *o, const Tokenizer *t, Decoder *d, int id, bool first) {
-    if (o->print_ids) append_id(b, id, first);
-    else decode(t, d, id, false, b);
-}
-
-// Prints and empties a buffer.
-static void print_all(Buffer *b) {
-    print(b->data, b->size);
-    b->size = 0;
-}
-
-// How many tokens to generate after n: -n, as far as the context allows. Sets the context that this takes.
-static size_t plan(const Options *o, const Model *m, size_t n, size_t *context) {
-    const Config *c = &m->config;
-    size_t wanted = o->n_new < 0 ? c->seq_len : (size_t)o->n_new, full = context_for(o, m, c->seq_len, n);
-    size_t fits = available_memory() / mul(mul(2 * sizeof(float), c->n_layers), mul(c->n_kv_heads, c->head_dim));
+// The context in which to generate n_new tokens (-1: all that fit) after n: as far as -c, seq_len and memory allow.
+static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
+    size_t wanted = n_new < 0 ? m->config.seq_len : (size_t)n_new, full = context_for(o, m, m->config.seq_len, n);
+    size_t fits = available_memory() / mul(2 * sizeof(float), cache_row(&m->config));
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
         if (n > (full = fits)) die("the prompt has %zu tokens, memory holds %zu (use a shorter prompt)", n, fits);
     }
-    if (wanted > full - n && o->n_new >= 0)
+    if (wanted > full - n && n_new >= 0)
         fprintf(stderr, "run: note: the context of %zu has room for %zu new tokens, not %zu\n", full, full - n, wanted);
-    *context = min_size(full, n + wanted);
-    return *context - n;
+    return min_size(full, n + wanted);
+}
+
+// Takes the next chunk of n tokens of which `done` have been taken; returns how many tokens that was.
+static size_t next_chunk(Run *r, const int *ids, size_t done, size_t n) {
+    size_t T = min_size(r->chunk, n - done);
+    bool show = n > 4 * r->chunk && isatty(STDERR_FILENO);
+    if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", done, n);
+    forward(r, ids + done, T);
+    if (show && done + T == n) fprintf(stderr, "\r%*s\r", 60, "");
+    return T;
+}
+
+// Appends what an id adds to the text (special tokens only if shown); without a tokenizer the id.
+static void append_token(Buffer *b, const Tokenizer *t, Decoder *d, int id, bool first, bool show_special) {
+    char number[16];
+    if (t) decode(t, d, id, show_special, b);
+    else append(b, number, (size_t)snprintf(number, sizeof number, first ? "%d" : " %d", id));
 }
 
 typedef struct {  // of generate and chat
     const Options *o;
-    const Tokenizer *t;
-    Run run;
-    Sampler sampler;
-    Decoder decoder;
+    const Tokenizer *t;       // NULL: ids are printed
+    Run run; Sampler sampler; Decoder decoder;
     bool *ends;               // (vocab_size) ids that end what is written
     Buffer ids, out;          // what the cache holds, and perhaps one more; what has been written
     size_t fed, made, timed;  // tokens of prompts, new ones, and of these all but the first of each reply
@@ -1584,68 +1478,61 @@ typedef struct {  // of generate and chat
 
 static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t context, bool chats) {
     const Table *ends = &t->table[ENDS];
-    size_t vocab_size = m->config.vocab_size;
-    *x = (Session){.o = o, .t = t, .ends = allocate(vocab_size, sizeof *x->ends, "the ids at ends")};
-    x->sampler = (Sampler){.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
-                           .top_k = (size_t)o->top_k, .state = o->seed};
-    for (size_t id = 0; id < vocab_size; id++) x->ends[id] = is_eos(m, (int)id);
+    const int32_t *eos = (const void *)m->eos_ids;
+    size_t n = m->config.vocab_size;
+    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .ends = allocate(n, sizeof *x->ends, "the ids at ends"),
+        .sampler = {.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
+                    .top_k = (size_t)o->top_k, .state = o->seed}};
+    for (size_t i = 0; i < m->config.n_eos; i++) if ((size_t)eos[i] < n) x->ends[eos[i]] = true;
     for (size_t i = 0; chats && i < ends->n; i++) x->ends[ends->at[i]] = true;
-    new_run(&x->run, m, context, (size_t)o->chunk, 1);
-    new_sampler(&x->sampler, vocab_size);
+    new_run(&x->run, m, context, (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
-
-static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
 // Feeds those of n ids that the cache lacks, then samples up to `wanted` more, printing them as they come.
 // Returns whether the text came to its end, or the user had enough of it.
 static bool write_on(Session *x, const int *ids, size_t n, size_t wanted) {
     Run *r = &x->run;
-    size_t fed = n - r->position, made = 0, shown;
+    size_t fed = n - r->position, made = 0, shown, T = 0;
     bool ended = false;
-    x->ids.size = x->out.size = 0;
-    append(&x->ids, ids, n * sizeof *ids);
+    x->ids.size = x->out.size = 0, append(&x->ids, ids, n * sizeof *ids);
     memset(x->sampler.seen, 0, x->sampler.vocab_size * sizeof *x->sampler.seen);
     for (size_t i = 0; i < n; i++) x->sampler.seen[ids[i]] = true;
-    double start = seconds(), first = start;
-    prefill(r, ids + r->position, fed, NULL, NULL);
-    const float *logits = logits_of(r, (fed - 1) % r->chunk, 1);
+    double start = seconds(CLOCK_MONOTONIC), first = start;
+    for (size_t done = 0; done < fed; done += T) T = next_chunk(r, ids + n - fed, done, fed);
+    const float *logits = logits_of(r, T - 1, 1);
     for (int id; made < wanted && !(ended = stoppable == 2); forward(r, &id, 1), logits = logits_of(r, 0, 1)) {
         id = sample(&x->sampler, logits, r->position - 1);
-        if (made++ == 0) first = seconds();
+        if (made++ == 0) first = seconds(CLOCK_MONOTONIC);
         if ((ended = x->ends[id])) break;
-        x->sampler.seen[id] = true, shown = x->out.size;
-        append(&x->ids, &id, sizeof id);
-        append_token(&x->out, x->o, x->t, &x->decoder, id, false);
-        print_from(&x->out, shown);
+        x->sampler.seen[id] = true, shown = x->out.size, append(&x->ids, &id, sizeof id);
+        append_token(&x->out, x->t, &x->decoder, id, false, false), print_from(&x->out, shown);
         if (made == wanted) break;
     }
-    double end = seconds();
+    double end = seconds(CLOCK_MONOTONIC);
     x->fed += fed, x->feeding += (made ? first : end) - start, x->made += made;
     if (made) x->timed += made - 1, x->making += end - first;
-    shown = x->out.size;
-    decode_end(&x->decoder, &x->out);
-    print_from(&x->out, shown);
-    if (stoppable || x->o->print_ids || isatty(STDOUT_FILENO)) print("\n", 1);
+    shown = x->out.size, decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
+    if (stoppable || !x->t || isatty(STDOUT_FILENO)) print("\n", 1);
     return ended;
 }
 
-static void report_session(const Session *x) {
+static void report(const Session *x) {
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %llu\n", x->fed,
             per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (unsigned long long)x->o->seed);
 }
 
 static void generate(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
-    size_t context, wanted = plan(o, m, p->n, &context);
+    size_t context = plan(o, m, p->n, o->n_new);
     Session x;
     new_session(&x, o, m, t, context, false);
-    for (size_t i = 0; i < p->n; i++) append_token(&x.out, o, t, &x.decoder, p->ids[i], i == 0);
-    if (p->text.size && !o->print_ids) decode_end(&x.decoder, &x.out);
-    print_from(p->text.size && !o->print_ids ? &p->text : &x.out, 0);  // text is shown as it was given
-    write_on(&x, p->ids, p->n, wanted);
-    report_session(&x);
+    bool as_given = x.t && p->text.size;  // text is shown as it was given
+    for (size_t i = 0; i < p->n; i++) append_token(&x.out, x.t, &x.decoder, p->ids[i], i == 0, false);
+    if (as_given) decode_end(&x.decoder, &x.out);
+    print_from(as_given ? &p->text : &x.out, 0);
+    write_on(&x, p->ids, p->n, context - p->n), report(&x);
 }
 
-// Reads the next turn: -i, then the lines of -f or standard input. False at their end.
+// Reads the next turn: -i, then lines of -f or standard input, one that ends in \ with the next. False at their end.
 static bool next_turn(const Options *o, bool first, Buffer *turn) {
     static FILE *in;
     char *line = NULL;
@@ -1669,17 +1556,6 @@ static bool next_turn(const Options *o, bool first, Buffer *turn) {
     return n > 0 || turn->size;
 }
 
-// -m chat --ids: a whole conversation.
-static Prompt read_conversation(const Options *o, const Tokenizer *t) {
-    Buffer talk = {0}, said;
-    Prompt p = {0};
-    size_t n = 0;
-    for (; next_turn(o, n == 0, &said); n++) append(&talk, &said, sizeof said);
-    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
-    p.ids = render(t, o->system, (Buffer *)(void *)talk.data, n, &p.n);
-    return p;
-}
-
 // Answers a turn, feeding what the conversation's ids have beyond those in the cache. False when the context is full.
 static bool answer(Session *x, Buffer *talk, Buffer said) {
     append(talk, &said, sizeof said);
@@ -1691,96 +1567,85 @@ static bool answer(Session *x, Buffer *talk, Buffer said) {
     while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
     x->run.position = same, x->decoder = (Decoder){0}, stoppable = 1;
     bool ended = write_on(x, ids, n, endless ? room : (size_t)x->o->n_new);
-    stoppable = 0;
     append(talk, &x->out, sizeof said);
-    x->out = (Buffer){0};
-    free(ids);
+    x->out = (Buffer){0}, stoppable = 0, free(ids);
     return ended || !endless;
 }
 
 static void chat(const Options *o, const Model *m, const Tokenizer *t) {
-    Options endless = *o;
+    size_t context = plan(o, m, 0, -1);
     Buffer talk = {0}, said;
     Session x;
-    size_t context;
     bool full = false;
-    endless.n_new = -1;
-    plan(&endless, m, 0, &context);
     new_session(&x, o, m, t, context, true);
     while (!full && next_turn(o, !talk.size, &said)) full = !answer(&x, &talk, said);
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
-    report_session(&x);
+    report(&x);
 }
 
-// Where the logits of positions go: to a file, or to the sum of -ln p(next id) over the ids of a window.
-typedef struct { size_t vocab_size; int fd; const char *path; const int *ids; size_t n; double nll; } Sink;
-
-static void write_rows(void *sink, const float *logits, size_t position, size_t n) {
-    const Sink *s = sink;
-    for (size_t i = 0; i < n * s->vocab_size; i++) check_logit(logits[i], i % s->vocab_size, position + i / s->vocab_size);
-    write_all(s->fd, logits, n * s->vocab_size * sizeof(float), s->path);
-}
-
-static void score_rows(void *sink, const float *logits, size_t position, size_t n) {
-    Sink *s = sink;
-    for (; n-- && position + 1 < s->n; position++, logits += s->vocab_size) {
-        double largest = -INFINITY, sum = 0;
-        for (size_t i = 0; i < s->vocab_size; i++) check_logit(logits[i], i, position);
-        for (size_t i = 0; i < s->vocab_size; i++) largest = fmax(largest, (double)logits[i]);
-        for (size_t i = 0; i < s->vocab_size; i++) sum += exp((double)logits[i] - largest);
-        s->nll += largest + log(sum) - (double)logits[s->ids[position + 1]];
-    }
-}
-
-static void report(size_t n, double start) {
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", n, per_second(n, seconds() - start));
-}
-
-// -m logits: a row of logits for each position of the prompt. -m hidden: the hidden states, (n_layers + 1, T, dim).
-static void write_states(const Options *o, const Model *m, const Prompt *p, bool hidden) {
-    context_for(o, m, p->n, p->n);
-    Run r;
-    new_run(&r, m, p->n, (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
-    size_t states = mul(mul(m->config.n_layers + 1, r.hidden_rows = p->n), m->config.dim);
-    if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
-    Sink s = {.vocab_size = m->config.vocab_size, .path = o->output ? o->output : "-"};
-    s.fd = open_output(s.path);
-    double start = seconds();
-    prefill(&r, p->ids, p->n, hidden ? NULL : write_rows, &s);
-    if (hidden) write_all(s.fd, r.hidden, states * sizeof(float), s.path);
-    close_output(s.fd, s.path);
-    report(p->n, start);
-}
-
-// -m perplexity: windows of the context's length, each from an empty cache, its first id being context only.
-static void perplexity(const Options *o, const Model *m, const Prompt *p) {
-    size_t context = context_for(o, m, min_size(m->config.seq_len, 2048), 0), scored = 0;
-    if (p->n < 2 || context < 2)
-        die("a text of %zu ids in a context of %zu leaves nothing to score (both must be 2 or more)", p->n, context);
-    Run r;
-    new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, LOGIT_ROWS);
-    Sink s = {.vocab_size = m->config.vocab_size};
-    double start = seconds();
-    for (size_t first = 0; first < p->n; first += s.n, scored += s.n - 1) {
-        s.ids = p->ids + first, s.n = min_size(context, p->n - first), r.position = 0;
-        prefill(&r, s.ids, s.n, score_rows, &s);
-    }
-    char line[128];
-    double mean = s.nll / (double)scored;
-    print(line, (size_t)snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(mean), mean, scored));
-    report(p->n, start);
-}
-
-// -m tokenize and detokenize
-static void translate(const Tokenizer *t, const Prompt *p, bool to_ids) {
+// -m tokenize (without a tokenizer to decode with: the ids) and detokenize
+static void translate(const Tokenizer *t, const int *ids, size_t n) {
     Buffer b = {0};
     Decoder d = {0};
-    for (size_t i = 0; i < p->n; i++)
-        if (to_ids) append_id(&b, p->ids[i], i == 0);
-        else decode(t, &d, p->ids[i], true, &b);
-    if (to_ids) append(&b, "\n", 1);
-    else decode_end(&d, &b);
-    print_all(&b);
+    for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], i == 0, true);
+    t ? decode_end(&d, &b) : append(&b, "\n", 1);
+    print_from(&b, 0);
+}
+
+// -m chat --ids: those of a whole conversation.
+static void translate_chat(const Options *o, const Tokenizer *t) {
+    Buffer talk = {0}, said;
+    size_t n = 0, n_ids;
+    for (; next_turn(o, n == 0, &said); n++) append(&talk, &said, sizeof said);
+    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
+    const int *ids = render(t, o->system, (Buffer *)(void *)talk.data, n, &n_ids);
+    translate(NULL, ids, n_ids);
+}
+
+// -ln p(id) of a row of n logits.
+static double surprise(const float *logits, size_t n, int id) {
+    double largest = -INFINITY, sum = 0;
+    for (size_t i = 0; i < n; i++) largest = fmax(largest, (double)logits[i]);
+    for (size_t i = 0; i < n; i++) sum += exp((double)logits[i] - largest);
+    return largest + log(sum) - (double)logits[id];
+}
+
+// -m logits: a row for each position of the prompt. -m hidden: the hidden states, (n_layers + 1, T, dim).
+// -m perplexity: windows of the context's length, each from an empty cache, its first id being context only.
+static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hidden, bool scores) {
+    enum { LOGIT_ROWS = 16 };  // taken at a time
+    const Config *c = &m->config;
+    size_t vocab_size = c->vocab_size, scored = 0, states = hidden ? mul(mul(c->n_layers + 1, p->n), c->dim) : 0;
+    size_t context = context_for(o, m, scores ? min_size(c->seq_len, 2048) : p->n, scores ? 0 : p->n);
+    if (scores && (p->n < 2 || context < 2))
+        die("a text of %zu ids in a context of %zu leaves nothing to score (both must be 2 or more)", p->n, context);
+    Run r;
+    new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
+    if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
+    const char *path = o->output ? o->output : "-";
+    int fd = open_output(path);
+    double start = seconds(CLOCK_MONOTONIC), nll = 0;
+    for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
+        n = min_size(context, p->n - first), r.position = 0;
+        for (size_t done = 0, T, rows; done < n; done += T) {
+            T = next_chunk(&r, p->ids + first, done, n);
+            for (size_t row = 0; row < T && !hidden; row += rows) {
+                const float *logits = logits_of(&r, row, rows = min_size(LOGIT_ROWS, T - row)), *x = logits;
+                for (size_t at = done + row; at < done + row + rows && at + scores < n; at++, x += vocab_size) {
+                    check_logits(x, vocab_size, at);
+                    if (scores) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
+                }
+                if (!scores) write_all(fd, logits, rows * vocab_size * sizeof *logits, path);
+            }
+        }
+    }
+    char line[128];
+    double mean = nll / (double)scored;
+    int size = snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(mean), mean, scored);
+    if (scores) print(line, (size_t)size);
+    if (hidden) write_all(fd, r.hidden, states * sizeof(float), path);
+    close_output(fd, path);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds(CLOCK_MONOTONIC) - start));
 }
 
 // Prints a tensor's line of -m check; returns how many of its values are not finite.
@@ -1803,22 +1668,21 @@ static size_t check_tensor(const Tensor *t) {
 static void check(const Options *o, const Model *m) {
     size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
     Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
-    size_t run = lay_out(&r, NULL), cache = mul(mul(2 * sizeof(float), m->config.n_layers), mul(m->config.n_kv_heads, m->config.head_dim));
+    size_t run = lay_out(&r, NULL), cache = mul(mul(2 * sizeof(float), cache_row(&m->config)), context);
     char text[32];
-    cache = mul(cache, context);
     printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
     printf("\ntensors\n");
     for (size_t i = 0; i < m->n_tensors; i++) bad += check_tensor(&m->tensors[i]);
-    printf("\nmemory at a context of %zu, in chunks of %zu\n  weights %zu bytes, cache %zu, the rest %zu, together %zu\n",
-           context, chunk, m->file.size, cache, run - cache, add(m->file.size, run));
+    printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
+    printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
+           add(m->file.size, run));
     if (fflush(stdout)) die("cannot write to standard output: %s (free some space)", strerror(errno));
     if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
 }
 
 // ---- the command line -----------------------------------------------------------------------------------------------
-
-static char USAGE[] =
+static const char USAGE[] =
     "usage: run MODEL [options]\n"
     "  -m MODE   generate (default) | chat | tokenize | detokenize | logits | hidden | perplexity | check\n"
     "  -i TEXT   prompt (chat: the first turn)          -t F  temperature, 0 = greedy (1.0)\n"
@@ -1838,34 +1702,28 @@ typedef struct { const char *name; char kind; void *value; double low, high; } F
 static void set_flag(const Flag *f, const char *text) {
     char *end;
     double number = strtod(text, &end);
-    if (f->kind == 's') {
-        *(const char **)f->value = text;
-        return;
-    }
-    if (!*text || text[strspn(text, "+-.0123456789eE")] || *end || (f->kind == 'u' && text[strspn(text, "0123456789")]))
+    if (f->kind == 's') { *(const char **)f->value = text; return; }
+    if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")])
         usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
     errno = 0;
     if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10);
-    if (!(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)) || (f->kind == 'u' && errno))
+    else *(double *)f->value = number;
+    if (errno || !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
         usage_error("%s %s is out of range, %.9g to %.9g (see run --help)", f->name, text, f->low, f->high);
-    if (f->kind != 'u') *(double *)f->value = number;
 }
 
 static void parse_options(Options *o, int argc, char **argv) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
     *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256, .temperature = 1, .top_p = 0.9, .penalty = 1,
-                   .seed = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000};
-    static char version[] = "run.c 1.0\n";
+                   .seed = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
     const Flag flags[] = {
-        {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0}, {"-I", 's', &o->ids, 0, 0},
-        {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0}, {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX},
-        {"-b", 'i', &o->chunk, 1, INT_MAX}, {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024},
-        {"-k", 'i', &o->top_k, 0, INT_MAX}, {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1},
+        {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0},
+        {"-I", 's', &o->ids, 0, 0}, {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0},
+        {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX}, {"-b", 'i', &o->chunk, 1, INT_MAX},
+        {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024}, {"-k", 'i', &o->top_k, 0, INT_MAX},
+        {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1}, {"-s", 'u', &o->seed, 0, 0x1p64},
         {"--min-p", 'f', &o->min_p, 0, 1}, {"--repeat-penalty", 'f', &o->penalty, DBL_MIN, DBL_MAX},
-        {"-s", 'u', &o->seed, 0, 0x1p64}, {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'a', USAGE, 0, 0},
-        {"--help", 'a', USAGE, 0, 0}, {"--version", 'a', version, 0, 0},
-    };
+        {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'a', (void *)USAGE, 0, 0}, {"--help", 'a', (void *)USAGE, 0, 0},
+        {"--version", 'a', "run.c 1.0\n", 0, 0}};
     const Flag *const last = flags + sizeof flags / sizeof *flags;
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *equals = !strncmp(word, "--", 2) ? strchr(word, '=') : NULL;
@@ -1873,9 +1731,9 @@ static void parse_options(Options *o, int argc, char **argv) {
         const Flag *f = flags;
         while (f < last && (strlen(f->name) != length || strncmp(f->name, word, length))) f++;
         if (f == last && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
-        if (f == last && o->model) usage_error("%s and %s are both named as the model (see run --help)", o->model, word);
+        if (f == last && o->model) usage_error("%s and %s are both given as the model (name one)", o->model, word);
         if (f == last) o->model = word;
-        else if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (see run --help)", f->name, equals + 1);
+        else if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (run --help)", f->name, equals + 1);
         else if (f->kind == 'b') *(bool *)f->value = true;
         else if (f->kind == 'a') print(f->value, strlen(f->value)), exit(0);
         else if (!equals && i + 1 == argc) usage_error("%s needs a value (see run --help)", f->name);
@@ -1887,20 +1745,22 @@ typedef enum { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY,
 
 // The mode; ends the program if the options do not go together.
 static Mode check_options(const Options *o) {
-    static const char *const names[] = {"generate", "chat", "tokenize", "detokenize", "logits", "hidden", "perplexity", "check"};
+    static const char *const names[] = {"generate", "chat", "tokenize", "detokenize", "logits", "hidden", "perplexity",
+                                        "check"};
     Mode mode = GENERATE;
     while (mode < N_MODES && strcmp(o->mode, names[mode])) mode++;
-    bool binary = mode == LOGITS || mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
     if (mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode);
+    bool binary = mode == LOGITS || mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
     bool chats = mode == CHAT, without = mode == TOKENIZE || mode == DETOKENIZE || (chats && o->print_ids);
-    if (chats ? o->ids != NULL : !!o->text + !!o->file + !!o->ids > 1)
-        usage_error("%s (leave out the others)", chats ? "-I is given with -m chat" : "more than one of -i, -f and -I is given");
+    if (chats && o->ids) usage_error("-I is given with -m chat (leave it out)");
+    if (!chats && !!o->text + !!o->file + !!o->ids > 1) usage_error("-i, -f, -I: more than one is given (leave one)");
     if (o->system && !chats) usage_error("-y is for -m chat, not %s (put it into the prompt)", o->mode);
     if (!o->model && !without) usage_error("no model is named (run MODEL [options])");
     if (mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
     if (mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
-    if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect the output instead)", o->mode);
-    if (binary && to_stdout && isatty(STDOUT_FILENO)) usage_error("-m %s would write binary to a terminal (use -o FILE)", o->mode);
+    if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect its output)", o->mode);
+    if (binary && to_stdout && isatty(STDOUT_FILENO))
+        usage_error("-m %s writes binary to a terminal (give -o)", o->mode);
     return mode;
 }
 
@@ -1919,23 +1779,21 @@ int main(int argc, char **argv) {
 #else
     if (o.threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", o.threads);
 #endif
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
-    bool needs_tokenizer = mode == CHAT || mode == TOKENIZE || mode == DETOKENIZE || o.text || o.file || (mode == CHECK && o.tokenizer);
+    signal(SIGINT, on_signal), signal(SIGTERM, on_signal);
+    bool has_text = o.text || o.file || mode == CHAT || mode == TOKENIZE || mode == DETOKENIZE;
     if (o.model) load_model(&m, o.model);
-    if (needs_tokenizer || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
+    if (has_text || (mode == CHECK && o.tokenizer) || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
     if (mode == CHECK) return check(&o, &m), 0;
-    if (mode == CHAT && !t.table[TURNS].n)
+    if (mode == CHAT && t.table[TURNS].n < 2)
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
     if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
-    if (mode == CHAT && !o.print_ids) return chat(&o, &m, &t), 0;
-    Prompt p = mode == CHAT ? read_conversation(&o, &t) : read_prompt(&o, &t, o.model ? m.config.vocab_size : t.n_ids);
-    if (mode == GENERATE || mode == LOGITS || mode == HIDDEN) start_from_bos(&p, &m);
+    if (mode == CHAT) return o.print_ids ? translate_chat(&o, &t) : chat(&o, &m, &t), 0;
+    bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
+    Prompt p = read_prompt(&o, &t, &m, starts);
     if (mode == GENERATE) generate(&o, &m, &t, &p);
-    else if (mode == PERPLEXITY) perplexity(&o, &m, &p);
-    else if (mode == LOGITS || mode == HIDDEN) write_states(&o, &m, &p, mode == HIDDEN);
-    else translate(&t, &p, mode != DETOKENIZE);
+    else if (starts || mode == PERPLEXITY) evaluate(&o, &m, &p, mode == HIDDEN, mode == PERPLEXITY);
+    else translate(mode == DETOKENIZE ? &t : NULL, p.ids, p.n);
     return 0;
 }
 #endif

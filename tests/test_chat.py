@@ -440,6 +440,13 @@ def test_damaged(chats, tmp_path):
     data, r = bytearray(chats("normalized").path.read_bytes()), random.Random(5)
     offset, n = struct.unpack_from("<2I", data, 72 + 8 * export.SECTIONS.index("turn"))
     assert n == 4
+    for rows in range(4):  # fewer rows than turns and system prompts need
+        bad = bytearray(data)
+        struct.pack_into("<I", bad, 76 + 8 * export.SECTIONS.index("turn"), rows)
+        (tmp_path / "bad.bin").write_bytes(bad)
+        refused(1, "-m", "chat", "--ids", "-z", tmp_path / "bad.bin", "-y", "s", stdin=b"a\nb\nc\n", program=sanitized())
+        if rows < 2:
+            refused(1, "-m", "chat", "--ids", "-z", tmp_path / "bad.bin", stdin=b"a\nb\nc\n", program=sanitized(), words=["no chat format"])
     for _ in range(100):
         bad = bytearray(data)
         at = offset + 4 * r.randrange(n * 24)
