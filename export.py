@@ -510,22 +510,25 @@ def open_source(path):
 # ---- The tokenizer: run.c's tokenizer section specifies the file and runs what is compiled here ----
 
 NONE, HEADER_BYTES = 0xFFFFFFFF, 328
-REPEAT, SPLIT, JUMP, SUB, BEHIND, MATCH = range(6)                    # instructions of patterns
-AHEAD, NOT_AHEAD, ATOMIC = range(3)                                   # kinds of SUB
+REPEAT, SPLIT, JUMP, SUB, BEHIND, MATCH = range(6)    # instructions of patterns
+AHEAD, NOT_AHEAD, ATOMIC = range(3)                   # kinds of SUB
 STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE = range(3)
 BYTE_UNITS, FUSE_UNK, WHOLE_WORDS = 1, 2, 4
 SECTIONS = "ids data char pair byte word mask rang code step addr adde post map mapd mark comp turn ends".split()
-RAW_ADDED, ADDED = SECTIONS.index("addr"), SECTIONS.index("adde")
-CUTS = {"isolated": 0b1111, "removed": 0b101111, "contiguous": 0b0110, "mergedwithprevious": 0b1101, "mergedwithnext": 0b1011}
+CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
-PRE = {  # tokenizer.ggml.pre: Split patterns before ByteLevel, its use_regex, normalizer, ignore_merges
-    "gpt-2": ([], True, None, False), "default": ([], True, None, False), "smollm": (["Digits"], True, None, False),
-    "llama-bpe": ([CL100K % "{1,3}"], False, None, True), "qwen2": ([CL100K % ""], False, "NFC", False)}
+PRE = {  # tokenizer.ggml.pre: a pattern to split at or "Digits", ByteLevel's use_regex, normalizer, ignore_merges
+    "gpt-2": (None, True, None, False), "default": (None, True, None, False), "smollm": ("Digits", True, None, False),
+    "llama-bpe": (CL100K % "{1,3}", False, None, True), "qwen2": (CL100K % "", False, "NFC", False)}
 # GPT-2's alphabet: the character that stands for each byte in byte-level vocabularies
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 ALPHABET = dict(zip(map(chr, [*PRINTABLE, *range(256, 324)]), [*PRINTABLE, *sorted({*range(256)} - {*PRINTABLE})]))
+
+
+def refuse(what):
+    fail(f"the tokenizer has {what} (run.c cannot express it)")
 
 
 @lru_cache
@@ -539,44 +542,81 @@ def character_class(characters):
     return members
 
 
+def without(pattern, text):
+    """The text without what a regular expression matches, as `tokenizers` has it."""
+    from tokenizers import Regex, normalizers
+    return normalizers.Replace(Regex(pattern), "").normalize_str(text)
+
+
 @lru_cache
 def ask(pattern):
-    """The code points that a regular expression for one character matches, as `tokenizers` has it."""
-    from tokenizers import Regex, normalizers
-    rest = normalizers.Replace(Regex(f"(?:{pattern})+"), "").normalize_str(every_character())
-    return character_class(every_character()) & ~character_class(rest)
+    """The code points that a regular expression for one character matches."""
+    return character_class(every_character()) & ~character_class(without(f"(?:{pattern})+", every_character()))
 
 
 @lru_cache
 def builtin_class(name):
     """The classes of `tokenizers`' own pre-tokenizers: space, punctuation, digit, word."""
     from tokenizers import pre_tokenizers as pre
-    if name in ("space", "punctuation"):
-        split = pre.WhitespaceSplit() if name == "space" else pre.Punctuation("removed")
-        rest = "".join(piece for piece, _ in split.pre_tokenize_str(every_character()))
-        return character_class(every_character()) & ~character_class(rest)
-    if name == "digit":  # the pieces alternate, the first has none
-        return character_class("".join(piece for piece, _ in pre.Digits().pre_tokenize_str(every_character())[1::2]))
-    split = pre.Whitespace()
+    split = dict(space=pre.WhitespaceSplit(), punctuation=pre.Punctuation("removed"), digit=pre.Digits(),
+                 word=pre.Whitespace())[name]
     pieces = [piece for piece, _ in split.pre_tokenize_str(every_character())]
-    return character_class("".join(piece for piece in pieces if len(split.pre_tokenize_str("a" + piece[0])) == 1))
+    if name == "digit":  # the pieces alternate, the first has none
+        pieces = pieces[1::2]
+    elif name == "word":
+        pieces = [piece for piece in pieces if len(split.pre_tokenize_str("a" + piece[0])) == 1]
+    members = character_class("".join(pieces))
+    return members if name in ("digit", "word") else character_class(every_character()) & ~members
 
 
-ANY = ("set", "any")
+# Programs under construction: (instructions with jumps relative to their own place, whether they may match nothing).
+
+def sequence(*parts):
+    return sum((code for code, _ in parts), []), all(empty for _, empty in parts)
+
+
+def either(first, *others):
+    if not others:
+        return first
+    rest, empty = either(*others)
+    code = [[SPLIT, 1, len(first[0]) + 2, 0], *first[0], [JUMP, len(rest) + 1, 0, 0], *rest]
+    return code, first[1] or empty
+
+
+def apart(kind, part):
+    return [[SUB, len(part[0]) + 2, kind, 0], *part[0], [MATCH, 0, 0, 0]], kind != ATOMIC or part[1]
+
+
+def repeat(part, least, most, mode=""):
+    code, empty = part
+    if mode == "+":
+        return apart(ATOMIC, repeat(part, least, most))
+    if is_one(part) and not mode:
+        return [[REPEAT, code[0][1], least, most]], least == 0
+    if most == NONE and empty or least > 1000 or most - least > 1000 and most != NONE:
+        refuse("a pattern that repeats what may be empty, or too often")
+    more, size = [], len(code) + 1
+    for k in range(1 if most == NONE else most - least):
+        ways = [1, (len(code) + 2) if most == NONE else (most - least - k) * size]
+        more += [[SPLIT, *(ways[::-1] if mode == "?" else ways), 0], *code]
+    return code * least + more + ([[JUMP, -size, 0, 0]] if most == NONE else []), least == 0 or empty
+
+
+def is_one(part):
+    return len(part[0]) == 1 and part[0][0][0] == REPEAT and part[0][0][2:] == [1, 1]
 
 
 class Pattern:
-    """Parses Oniguruma's syntax: ("set", class), ("all", nodes), ("any of", nodes), ("repeat", node, least, most, mode),
-    ("sub", kind, node), ("behind", class, negated)."""
+    """Compiles Oniguruma's syntax to run.c's match()."""
 
-    def __init__(self, text):
-        self.text, self.at, self.fold = text, 0, False
-        self.node = self.alternatives()
+    def __init__(self, program, text):
+        self.p, self.text, self.at, self.fold = program, text, 0, False
+        self.code = self.alternatives()
         if self.at < len(text):
-            self.refuse(text[self.at:])
+            self.stop(text[self.at:])
 
-    def refuse(self, what):
-        fail(f"the tokenizer's pattern {self.text!r} has {what!r} (run.c cannot express it)")
+    def stop(self, what):
+        refuse(f"the pattern {self.text!r} with {what!r}")
 
     def take(self, pattern):
         found = re.compile(pattern).match(self.text, self.at)
@@ -584,40 +624,37 @@ class Pattern:
         return found
 
     def alternatives(self):
-        nodes = [self.sequence()]
+        parts = [self.sequence()]
         while self.take(r"\|"):
-            nodes.append(self.sequence())
-        return ("any of", nodes) if len(nodes) > 1 else nodes[0]
+            parts.append(self.sequence())
+        return either(*parts)
 
     def sequence(self):
-        nodes, literal = [], ""
+        parts, literal = [], ""
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             start = self.at
-            node = self.atom()
+            part = self.atom()
             literal = (literal + self.text[start:self.at])[-3:] if self.fold and self.at == start + 1 else ""
-            if any(self.folds_to_one(literal[-n:]) for n in (2, 3)):
-                self.refuse(literal)
-            while found := self.take(r"([*+?])([?+]?)|\{(?=\d|,\d)(\d*)(,?)(\d*)\}((?<!\d\}\?)\??)"):
-                node = self.repeat(node, found)
-            nodes.append(node)
-        return ("all", nodes) if len(nodes) != 1 else nodes[0]
+            for n in (2, 3):
+                self.check_fold(literal[-n:] if literal.isalpha() else "")
+            while found := self.take(r"([*+?])([?+]?)|\{(?=\d|,\d)(\d*)(,?)(\d*)\}(\??)"):
+                part = self.repeat(part, found)
+            parts.append(part)
+        return sequence(*parts)
 
-    def folds_to_one(self, literal):
-        """Whether, without regard to case, one character matches these: 'st' and U+FB06."""
-        from tokenizers import Regex, normalizers
-        if len(literal) < 2 or not literal.isalpha():
-            return False
-        folded = [c for c in map(chr, range(0x80, 0x1F000)) if len(c.casefold()) == len(literal)]
-        ask_all = normalizers.Replace(Regex(f"(?i:{literal})"), "")
-        return ask_all.normalize_str("\n".join(folded)) != "\n".join(folded)
+    def check_fold(self, text):
+        """Refuses what, without regard to case, matches one character or several: "st" and U+FB06."""
+        several = "\n".join(c for c in map(chr, range(0x80, 0x1F000)) if len(c.casefold()) > 1)
+        if text and without(f"(?i:{text})", several) != several:
+            self.stop(f"(?i:{text})")
 
-    def repeat(self, node, found):
+    def repeat(self, part, found):
         sign, mode, least, comma, most, lazy = found.groups()
         if sign:
-            return "repeat", node, int(sign == "+"), 1 if sign == "?" else NONE, mode
+            return repeat(part, int(sign == "+"), 1 if sign == "?" else NONE, mode)
         if lazy and not comma:  # a{3}? is (?:a{3})?
             self.at, lazy = self.at - 1, ""
-        return "repeat", node, int(least or 0), int(most) if most else NONE if comma else int(least), lazy
+        return repeat(part, int(least or 0), int(most) if most else NONE if comma else int(least), lazy)
 
     def atom(self):
         if found := self.take(r"\((\?(?:[:=!>]|<[=!]|<\w+>|[im-]+[:)])|(?!\?))"):
@@ -625,51 +662,42 @@ class Pattern:
         if self.take(r"\["):
             start, depth = self.at - 1, 1
             while depth and (found := self.take(r"\[:\^?\w+:\]|\\.|[^\\]")):
-                depth += {"[": 1, "]": -1}.get(found[0], 0) if self.at > start + 2 + (self.text[start + 1] == "^") else 0
-            return self.set(self.text[start:self.at], True)
+                inside = self.at > start + 2 + (self.text[start + 1] == "^")
+                depth += {"[": 1, "]": -1}.get(found[0], 0) if inside else 0
+            return self.set(self.text[start:self.at])
         if self.take(r"\^"):
-            return "any of", [("behind", "any", True), ("all", [("behind", r"\n", False), ("sub", AHEAD, ANY)])]
+            return either(self.p.start(), sequence(self.p.behind(r"\n"), apart(AHEAD, self.p.one("any"))))
         if self.take(r"\$"):
-            return "any of", [("sub", NOT_AHEAD, ANY), ("sub", AHEAD, ("set", r"\n"))]
-        if self.take(r"\\A"):
-            return "behind", "any", True
-        if self.take(r"\\z"):
-            return "sub", NOT_AHEAD, ANY
-        if found := self.take(r"\.|\\[sSdDwWhHntrfvae]|\\[pP]\{\^?\w+\}|\\x\{?[\da-fA-F]+\}?|\\u[\da-fA-F]{4}|\\[^\w]|[^\\()|*+?\[]"):
-            return self.set(found[0], found[0][0] == "\\" and found[0][1] in "pPxu")
-        self.refuse(self.text[self.at:self.at + 6])
+            return either(self.p.end(), apart(AHEAD, self.p.one(r"\n")))
+        if found := self.take(r"\\[Az]"):
+            return self.p.start() if found[0] == r"\A" else self.p.end()
+        if found := self.take(r"\.|\\[sSdDwWhHntrfvae]|\\[pP]\{\^?\w+\}|\\x\{?[\da-fA-F]+\}?|\\u[\da-fA-F]{4}|\\[^\w]"
+                              r"|[^\\()|*+?\[]"):
+            return self.set(found[0])
+        self.stop(self.text[self.at:self.at + 6])
 
-    def set(self, text, wide):
-        if not self.fold:
-            return "set", text
-        if wide and any(ask(text)[ord(c)] for c in map(chr, range(0x80, 0x1F000)) if len(c.casefold()) > 1):
-            self.refuse(f"(?i:{text})")
-        return "set", f"(?i:{text})"
+    def set(self, text):
+        if self.fold:
+            self.check_fold("" if text[0] == "\\" and text[1] in "sSdDwWhH" else text)
+        return self.p.one(f"(?i:{text})" if self.fold else text)
 
     def group(self, kind):
-        if kind in ("<=", "<!"):
-            node = self.alternatives()
-            if node[0] != "set" or not self.take(r"\)"):
-                self.refuse(f"(?{kind}")
-            return "behind", node[1], kind == "<!"
         fold = self.fold
         if kind[0] in "im-":  # an option on its own reaches to the end of the group around it
-            if kind[:-1] not in ("i", "-i"):
-                self.refuse(f"(?{kind}")
-            self.fold = kind[0] == "i"
-        node = self.alternatives()
+            self.fold = kind[0] == "i" if kind[:-1] in ("i", "-i") else self.stop(f"(?{kind}")
+        part = self.alternatives()
         self.fold = fold
-        if kind[-1] != ")" and not self.take(r"\)"):
-            self.refuse("(")
-        return ("sub", dict(zip("=!>", range(3)))[kind], node) if kind in "=!>" else node
+        if kind[-1] != ")" and not self.take(r"\)") or kind in ("<=", "<!") and not is_one(part):
+            self.stop(f"(?{kind}")
+        if kind in ("<=", "<!"):
+            return [[BEHIND, part[0][0][1], int(kind == "<!"), 0]], True
+        return apart("=!>".index(kind), part) if kind in "=!>" else part
 
 
-def may_be_empty(node):
-    kind, *rest = node
-    if kind in ("all", "any of"):
-        return (all if kind == "all" else any)(map(may_be_empty, rest[0]))
-    return kind == "behind" or kind == "sub" and (rest[0] != ATOMIC or may_be_empty(rest[1])) or kind == "repeat" and (
-        rest[1] == 0 or may_be_empty(rest[0]))
+def cuts(behavior, invert=False):
+    """Bits of a split step: 2 * before + after for where it cuts, 4 + kind for what it leaves out."""
+    bits = CUTS[behavior.lower().replace("_", "")]
+    return sum((bits >> (3 - k) & 1) << k for k in range(4)) | (bits >> 5 << 4) if invert else bits
 
 
 class Program:
@@ -690,72 +718,43 @@ class Program:
             character_class(text) if len(text) == 1 and text != "." else ask(text))
         return self.classes.setdefault(members.tobytes(), len(self.classes))
 
-    def emit(self, node):
-        kind, *rest = node
-        if kind == "set":
-            self.code.append([REPEAT, self.class_of(rest[0]), 1, 1])
-        elif kind == "behind":
-            self.code.append([BEHIND, self.class_of(rest[0]), int(rest[1]), int(len(rest) > 2 and rest[2])])
-        elif kind == "all":
-            for part in rest[0]:
-                self.emit(part)
-        elif kind == "any of":
-            self.choose(rest[0])
-        elif kind == "sub":
-            self.code.append(op := [SUB, 0, rest[0], 0])
-            self.emit(rest[1])
-            self.code.append([MATCH, 0, 0, 0])
-            op[1] = len(self.code)
-        else:
-            self.repeat(*rest)
+    def one(self, text):
+        return [[REPEAT, self.class_of(text), 1, 1]], False
 
-    def choose(self, nodes):
-        jumps = []
-        for node in nodes[:-1]:
-            self.code.append(op := [SPLIT, len(self.code) + 1, 0, 0])
-            self.emit(node)
-            self.code.append([JUMP, 0, 0, 0])
-            jumps.append(self.code[-1])
-            op[2] = len(self.code)
-        self.emit(nodes[-1])
-        for jump in jumps:
-            jump[1] = len(self.code)
+    def some(self, text):
+        return repeat(self.one(text), 1, NONE)
 
-    def repeat(self, node, least, most, mode):
-        if mode == "+":
-            self.emit(("sub", ATOMIC, ("repeat", node, least, most, "")))
-        elif node[0] == "set" and not mode:
-            self.code.append([REPEAT, self.class_of(node[1]), least, most])
-        elif most == NONE and may_be_empty(node) or least > 1000 or most - least > 1000 and most != NONE:
-            fail("the tokenizer's pattern repeats what may be empty, or too often (run.c cannot express it)")
-        else:
-            for _ in range(least):
-                self.emit(node)
-            start, exits = len(self.code), []
-            for _ in range(1 if most == NONE else most - least):
-                self.code.append(op := [SPLIT, len(self.code) + 1, 0, 0])
-                exits.append(op)
-                self.emit(node)
-            if most == NONE:
-                self.code.append([JUMP, start, 0, 0])
-            for op in exits:
-                op[2] = len(self.code)
-                if mode == "?":
-                    op[1:3] = op[2:0:-1]
+    def behind(self, text, negated=False, first=False):
+        return [[BEHIND, self.class_of(text), int(negated), int(first)]], True
 
-    def split(self, node, bits, content=""):
+    def start(self, first=False):
+        return self.behind("any", True, first)
+
+    def end(self):
+        return apart(NOT_AHEAD, self.one("any"))
+
+    def literal(self, text):
+        return sequence(*(self.one(character_class(c)) for c in text))
+
+    def pattern(self, part):
+        """A Split's or Replace's pattern."""
+        (kind, text), = part["pattern"].items()
+        return self.literal(text) if kind == "String" else Pattern(self, text).code
+
+    def split(self, pattern, bits, content=""):
         """A step that cuts the text at a pattern or puts `content` in its place."""
-        start = len(self.code)
-        self.emit(node)
-        self.code.append([MATCH, 0, 0, 0])
-        self.steps.append([STEP_SPLIT, start, bits, *self.intern(content.encode())])
+        first = len(self.code)
+        for k, (op, *numbers) in enumerate([*pattern[0], [MATCH, 0, 0, 0]], first):
+            jumps = {SPLIT: 2, JUMP: 1, SUB: 1}.get(op, 0)
+            self.code.append([op, *(n + k for n in numbers[:jumps]), *numbers[jumps:]])
+        self.steps.append([STEP_SPLIT, first, bits, *self.intern(content.encode())])
 
-    def replace(self, node, content):
-        self.split(node, 0b100000, content)
+    def replace(self, pattern, content):
+        self.split(pattern, 0b100000, content)
 
     def prepend(self, content, unless_there=True, first=False):
-        nodes = [("behind", "any", True, first)] + [("sub", NOT_AHEAD, literal(content))] * unless_there
-        self.replace(("all", nodes), content)
+        there = [apart(NOT_AHEAD, self.literal(content))] if unless_there else []
+        self.replace(sequence(self.start(first), *there), content)
 
     def normalizer(self, n):
         kind = n and n["type"]
@@ -765,59 +764,58 @@ class Program:
         elif kind == "Prepend":
             self.prepend(n["prepend"], False)
         elif kind == "Replace":
-            self.replace(pattern_of(n), n["content"])
+            self.replace(self.pattern(n), n["content"])
         elif kind == "Strip":
             space = builtin_class("space")
-            for on, node in ((n["strip_left"], [("behind", "any", True), ("repeat", ("set", space), 1, NONE, "")]), (
-                    n["strip_right"], [("behind", space, True), ("repeat", ("set", space), 1, NONE, ""), ("sub", NOT_AHEAD, ANY)])):
-                if on:
-                    self.replace(("all", node), "")
+            if n["strip_left"]:
+                self.replace(sequence(self.start(), self.some(space)), "")
+            if n["strip_right"]:
+                self.replace(sequence(self.behind(space, True), self.some(space), self.end()), "")
         elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
             self.normalize(kind)
         elif kind:
-            fail(f"normalizer {kind} (run.c cannot express it)")
+            refuse(f"the normalizer {kind}")
 
     def pre_tokenizer(self, p):
         kind = p and p["type"]
         if kind and self.byte_level:
-            fail(f"pre-tokenizer {kind} after ByteLevel (run.c cannot express it)")
+            refuse(f"the pre-tokenizer {kind} after ByteLevel")
         if kind == "Sequence":
             for part in p["pretokenizers"]:
                 self.pre_tokenizer(part)
         elif kind == "Split":
-            self.split(pattern_of(p), cuts(p["behavior"], p["invert"]))
+            self.split(self.pattern(p), cuts(p["behavior"], p["invert"]))
         elif kind == "ByteLevel":
             if p["add_prefix_space"]:
                 self.prepend(" ")
             if p["use_regex"]:
-                self.split(Pattern(GPT2).node, CUTS["isolated"])
+                self.split(Pattern(self, GPT2).code, cuts("isolated"))
             self.byte_level = True
         elif kind == "Metaspace":
-            self.replace(literal(" "), p["replacement"])
+            self.replace(self.literal(" "), p["replacement"])
             if p["prepend_scheme"] != "never":
                 self.prepend(p["replacement"], first=p["prepend_scheme"] == "first")
             if p["split"]:
-                self.split(literal(p["replacement"]), CUTS["mergedwithnext"])
+                self.split(self.literal(p["replacement"]), cuts("mergedwithnext"))
         elif kind == "Digits":
-            self.split(("set", builtin_class("digit")), CUTS["isolated" if p["individual_digits"] else "contiguous"])
+            self.split(self.one(builtin_class("digit")), cuts("isolated" if p["individual_digits"] else "contiguous"))
         elif kind == "Punctuation":
-            self.split(("set", builtin_class("punctuation")), cuts(p["behavior"]))
+            self.split(self.one(builtin_class("punctuation")), cuts(p["behavior"]))
         elif kind == "Whitespace":
-            word, space = builtin_class("word"), builtin_class("space")
-            words = [("repeat", ("set", members), 1, NONE, "") for members in (word, ~word & ~space)]
-            self.split(("any of", words), cuts("removed", True))
+            word = builtin_class("word")
+            self.split(either(self.some(word), self.some(~word & ~builtin_class("space"))), cuts("removed", True))
         elif kind == "WhitespaceSplit":
-            self.split(("set", builtin_class("space")), CUTS["removed"])
+            self.split(self.one(builtin_class("space")), cuts("removed"))
         elif kind == "CharDelimiterSplit":
-            self.split(literal(p["delimiter"]), CUTS["removed"])
+            self.split(self.literal(p["delimiter"]), cuts("removed"))
         elif kind:
-            fail(f"pre-tokenizer {kind} (run.c cannot express it)")
+            refuse(f"the pre-tokenizer {kind}")
 
     def normalize(self, form):
         """A step that maps code points and, for Unicode's normal forms, orders marks and composes."""
         flags = dict(Lowercase=0, NFD=1, NFKD=1, NFC=3, NFKC=3)[form]
-        table, result = (one_by_one(f) for f in (form.replace("C", "D") if flags else form, form))
-        first, touched = len(self.rows["map"]), [*result]
+        table, touched = one_by_one(form.replace("C", "D") if flags else form), [*one_by_one(form)]
+        first = len(self.rows["map"])
         for c, text in sorted(table.items()):
             self.rows["map"].append([ord(c), len(self.rows["mapd"]), len(text)])
             self.rows["mapd"] += [[ord(c)] for c in text]
@@ -830,42 +828,24 @@ class Program:
         where = self.class_of(character_class("".join(touched)))
         self.steps.append([STEP_NORMALIZE, flags, where, first, len(self.rows["map"]) - first])
 
-    def ranges(self):
-        """Runs of code points that are in the same classes; the class of U+FFFD for bytes that are no characters."""
-        masks = sum((np.frombuffer(members, bool).astype("<u8") << np.uint64(k) for members, k in self.classes.items()),
-                    start=np.zeros(0x110000, "<u8"))
-        masks = np.append(masks, masks[0xFFFD])
+    def file(self, header):
+        """The whole file: classes as runs of code points in the same ones; bytes that are no characters as U+FFFD."""
+        if len(self.classes) > 64:
+            refuse(f"patterns with {len(self.classes)} character classes, more than 64")
+        masks = np.zeros(0x110001, "<u8")
+        for members, k in self.classes.items():
+            masks[:-1] |= np.frombuffer(members, bool).astype("<u8") << np.uint64(k)
+        masks[-1] = masks[0xFFFD]
         starts = np.flatnonzero(np.append(True, masks[1:] != masks[:-1]))
         values, rows = np.unique(masks[starts], return_inverse=True)
-        self.rows["mask"] = values.view("<u4").reshape(-1, 2).tolist()
-        self.rows["rang"] = np.stack([starts, rows.ravel()], 1).tolist()
-
-    def file(self, header):
-        if len(self.classes) > 64:
-            fail(f"the tokenizer's patterns have {len(self.classes)} character classes (run.c takes 64)")
-        self.ranges()
-        payloads = [bytes(self.data) if name == "data" else np.array(self.rows[name], "<u4").tobytes() for name in SECTIONS]
-        counts = [len(self.data) if name == "data" else len(self.rows[name]) for name in SECTIONS]
-        offsets = np.cumsum([HEADER_BYTES, *(len(payload) + 3 & ~3 for payload in payloads)])
-        table = [number for pair in zip(offsets.tolist(), counts) for number in pair]
-        header = struct.pack("<8s4Q7I4x64I", b"run.t\r\n\x1a", 1, offsets[-1], *header, *table, *[0] * (64 - len(table)))
+        self.rows |= dict(mask=values.view("<u4").reshape(-1, 2), rang=np.stack([starts, rows.ravel()], 1))
+        self.rows["data"] = np.frombuffer(self.data, "u1")
+        payloads = [np.asarray(rows, "u1" if name == "data" else "<u4").tobytes() for name, rows in self.rows.items()]
+        offsets = np.cumsum([HEADER_BYTES, *(len(payload) + 3 & ~3 for payload in payloads)]).tolist()
+        table = [n for pair in zip(offsets, map(len, self.rows.values())) for n in pair]
+        table += [0] * (64 - len(table))
+        header = struct.pack("<8s4Q7I4x64I", b"run.t\r\n\x1a", 1, offsets[-1], *header, *table)
         return header + b"".join(payload + bytes(-len(payload) % 4) for payload in payloads)
-
-
-def literal(text):
-    return "all", [("set", character_class(c)) for c in text]
-
-
-def pattern_of(part):
-    """The node of a Split's or Replace's pattern."""
-    (kind, text), = part["pattern"].items()
-    return literal(text) if kind == "String" else Pattern(text).node
-
-
-def cuts(behavior, invert=False):
-    """Bits of a split step: 2 * before + after for where it cuts, 4 + kind for what it leaves out."""
-    bits = CUTS[behavior.lower().replace("_", "")]
-    return sum((bits >> (3 - k) & 1) << k for k in range(4)) | (bits >> 5 << 4) if invert else bits
 
 
 def normalized(form, texts):
@@ -892,27 +872,27 @@ def compositions():
 
 @lru_cache
 def combining_classes():
-    """Numbers in the order of the canonical combining classes: each mark is compared, by whether NFD swaps the two, with
-    one mark of each class that unicodedata knows."""
+    """Numbers in the order of the canonical combining classes: each mark is compared, by whether NFD swaps the two,
+    with one mark of each class that unicodedata knows."""
     sample = [*{unicodedata.combining(c): c for c in reversed(every_character()) if unicodedata.combining(c)}.values()]
-    marks = [c for c in every_character() if c not in one_by_one("NFD") and c != "\n"]
     swapped = lambda pairs: [pair != to for pair, to in zip(pairs, normalized("NFD", pairs))]
-    ends = [max(sample, key=unicodedata.combining), min(sample, key=unicodedata.combining)]
-    below, above = swapped([ends[0] + c for c in marks]), swapped([c + ends[1] for c in marks])
-    marks = [c for c, *differs in zip(marks, below, above) if any(differs)]
-    below = np.reshape(swapped([c + r for c in marks for r in sample]), (len(marks), -1)).sum(1)
-    above = np.reshape(swapped([r + c for c in marks for r in sample]), (len(marks), -1)).sum(1)
+    low, *_, high = sorted(sample, key=unicodedata.combining)
+    marks = [c for c in every_character() if c not in one_by_one("NFD") and c != "\n"]
+    differs = zip(swapped([high + c for c in marks]), swapped([c + low for c in marks]))
+    marks = [c for c, ends in zip(marks, differs) if any(ends)]
+    below, above = (np.reshape(swapped([c + r if k else r + c for c in marks for r in sample]), (len(marks), -1)).sum(1)
+                    for k in (1, 0))
     return dict(zip(marks, (below - above + len(sample)).tolist()))
 
 
-# ---- Vocabularies: each source becomes tokenizer.json's own form, merges as [left, right, rank] ----
+# ---- Vocabularies: each source becomes tokenizer.json's own form, but merges are [left, right, rank] ----
 
 def read_tokenizer_json(path):
     """tokenizer.json as `tokenizers` understands it, whatever the version that wrote it."""
     from tokenizers import Tokenizer
     with reading(path):
-        tokenizer = Tokenizer.from_file(str(path))
-        spec, added = json.loads(tokenizer.to_str()), read_json(path)["added_tokens"]
+        tokenizer, added = Tokenizer.from_file(str(path)), read_json(path)["added_tokens"]
+        spec = json.loads(tokenizer.to_str())
         special = {token["content"] for token in added if token["special"]}
         for token in added:
             token["id"] = tokenizer.token_to_id(token["content"])
@@ -926,108 +906,12 @@ def read_tokenizer_json(path):
         fail(f"{path} is a {model['type']} tokenizer (run.c has BPE)")
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model[name]:
-            fail(f"{path} has {name} {model[name]!r} (run.c cannot express it)")
+            refuse(f"{name} {model[name]!r}")
     for name in ("truncation", "padding"):
         if spec[name]:
             note(f"{path} has {name}, which is left out")
     model["merges"] = [[*pair, rank] for rank, pair in enumerate(model["merges"])]
     return spec | {"added_tokens": sorted(added, key=lambda token: not token["special"])}
-
-
-def scored_merges(pieces):
-    """Merges of a SentencePiece vocabulary {piece: score}: all ways to make a piece of two; equal scores rank equally."""
-    ranks = {score: rank for rank, score in enumerate(sorted({*pieces.values()}, reverse=True))}
-    return [[piece[:k], piece[k:], ranks[score]] for piece, score in pieces.items() for k in range(1, len(piece))
-            if piece[:k] in pieces and piece[k:] in pieces]
-
-
-def sentencepiece_spec(pieces, normal, unk, dummy_prefix, added, before, after=()):
-    """tokenizer.json's form of a SentencePiece BPE vocabulary. pieces: {piece: id}, normal: {piece: score} of what merges."""
-    steps = [dict(type="Prepend", prepend="▁")] * dummy_prefix + [dict(type="Replace", pattern={"String": " "}, content="▁")]
-    strip = [dict(type="Strip", content=" ", start=1, stop=0)] * dummy_prefix
-    chain = [dict(type="Replace", pattern={"String": "▁"}, content=" "), dict(type="ByteFallback"), dict(type="Fuse")]
-    return dict(model=dict(vocab=pieces, merges=scored_merges(normal), unk_token=unk, fuse_unk=True, ignore_merges=False,
-                           byte_fallback="<0x00>" in pieces),
-                normalizer=dict(type="Sequence", normalizers=steps), pre_tokenizer=None, added_tokens=added,
-                decoder=dict(type="Sequence", decoders=chain + strip), post_processor=(list(before), list(after)))
-
-
-def added_token(content, number, special, normalized=False):
-    return dict(content=content, id=number, special=special, normalized=normalized, lstrip=False, rstrip=False,
-                single_word=False)
-
-
-def read_sentencepiece(path):
-    """tokenizer.model, as the sentencepiece package encodes with it, BOS in front where it has one."""
-    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
-    with reading(path):
-        proto = sentencepiece_model_pb2.ModelProto.FromString(Path(path).read_bytes())
-        tokenizer = SentencePieceProcessor(str(path))
-    kinds = proto.SentencePiece
-    if proto.trainer_spec.model_type != proto.trainer_spec.BPE:
-        fail(f"{path} is not a BPE model (run.c has BPE)")
-    normalizer = proto.normalizer_spec
-    for name, bad in (("normalizer map", normalizer.precompiled_charsmap), ("remove_extra_whitespaces",
-                      normalizer.remove_extra_whitespaces), ("escape_whitespaces false", not normalizer.escape_whitespaces),
-                      ("treat_whitespace_as_suffix", proto.trainer_spec.treat_whitespace_as_suffix),
-                      ("unused pieces", any(p.type == kinds.UNUSED for p in proto.pieces))):
-        if bad:
-            fail(f"{path} has {name} (run.c cannot express it)")
-    pieces = {p.piece: i for i, p in enumerate(proto.pieces)}
-    normal = {p.piece: p.score for p in proto.pieces if p.type == kinds.NORMAL}
-    hidden = [added_token(p.piece, i, True) | dict(match="") for i, p in enumerate(proto.pieces)
-              if p.type in (kinds.CONTROL, kinds.UNKNOWN)]
-    defined = [added_token(p.piece, i, False, True) for i, p in enumerate(proto.pieces) if p.type == kinds.USER_DEFINED]
-    bos = [tokenizer.bos_id()] * (tokenizer.bos_id() >= 0)
-    return sentencepiece_spec(pieces, normal, tokenizer.id_to_piece(tokenizer.unk_id()), normalizer.add_dummy_prefix,
-                              hidden + defined, bos)
-
-
-def read_gguf_vocabulary(path):
-    """The vocabulary of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
-    from gguf import GGUFReader, TokenType
-    with reading(path):
-        fields = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in GGUFReader(path).fields.items()
-                  if name.startswith("tokenizer.ggml.")}
-    if "model" not in fields:
-        return None
-    kind, tokens = fields["model"], fields.get("tokens", [])
-    pre = fields.get("pre", "default") if kind == "gpt2" else ""
-    if kind not in ("llama", "gpt2") or pre and pre not in PRE:
-        fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")
-    kinds = fields.get("token_type", [TokenType.NORMAL] * len(tokens))
-    pieces = {piece: i for i, piece in reversed([*enumerate(tokens)])}
-    added = [added_token(piece, i, kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
-             if kinds[i] in (TokenType.CONTROL, TokenType.USER_DEFINED)]
-    around = [[fields[f"{name}_token_id"]] if fields.get(f"add_{name}_token", default) else []
-              for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
-    unk = tokens[fields["unknown_token_id"]] if kind == "llama" and "unknown_token_id" in fields else None
-    if kind == "llama":
-        normal = {piece: fields["scores"][i] for piece, i in pieces.items() if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)}
-        spec = sentencepiece_spec(pieces, normal, unk, fields.get("add_space_prefix", True), added, *around)
-    else:
-        splits, use_regex, form, whole = PRE[pre]
-        splits = [dict(type="Digits", individual_digits=True) if split == "Digits" else dict(
-            type="Split", pattern={"Regex": split}, behavior="Isolated", invert=False) for split in splits]
-        level = dict(type="ByteLevel", add_prefix_space=False, use_regex=use_regex)
-        spec = dict(model=dict(vocab=pieces, merges=[[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])],
-                               unk_token=None, fuse_unk=False, ignore_merges=whole, byte_fallback=False),
-                    normalizer=form and dict(type=form), pre_tokenizer=dict(type="Sequence", pretokenizers=splits + [level]),
-                    added_tokens=added, decoder=dict(type="ByteLevel"), post_processor=tuple(around))
-    base = [(i, piece) for i, piece in enumerate(tokens) if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)]
-    return spec | dict(base=base)
-
-
-def read_vocabulary(source):
-    """-> tokenizer.json's form of the tokenizer of a folder or file, None without one"""
-    if source.is_dir():
-        return next((read_vocabulary(source / name) for name in ("tokenizer.json", "tokenizer.model")
-                     if (source / name).exists()), None)
-    if source.suffix == ".json":
-        return read_tokenizer_json(source)
-    with open(source, "rb") as file:
-        is_gguf = file.read(4) == b"GGUF"
-    return read_gguf_vocabulary(source) if is_gguf else read_sentencepiece(source) if source.suffix == ".model" else None
 
 
 def ids_around(tokenizer):
@@ -1038,30 +922,121 @@ def ids_around(tokenizer):
         probe.post_processor = tokenizer.post_processor
     ids = probe.encode("x").ids
     if ids.count(NONE - 1) != 1:
-        fail("a post-processor that drops or repeats the text (run.c cannot express it)")
+        refuse("a post-processor that drops or repeats the text")
     return ids[:ids.index(NONE - 1)], ids[ids.index(NONE - 1) + 1:]
+
+
+def added_token(content, number, special, **more):
+    return dict(content=content, id=number, special=special, normalized=False, lstrip=False, rstrip=False,
+                single_word=False) | more
+
+
+def sentencepiece_spec(pieces, scores, unk, dummy_prefix, added, around):
+    """A SentencePiece BPE vocabulary. pieces: {piece: id}, scores: {piece: score} of what two pieces may make; equal
+    scores rank equally."""
+    ranks = {score: rank for rank, score in enumerate(sorted({*scores.values()}, reverse=True))}
+    merges = [[piece[:k], piece[k:], ranks[score]] for piece, score in scores.items() for k in range(1, len(piece))
+              if piece[:k] in scores and piece[k:] in scores]
+    steps = [dict(type="Prepend", prepend="▁")] * dummy_prefix
+    steps += [dict(type="Replace", pattern={"String": " "}, content="▁")]
+    chain = [dict(type="Replace", pattern={"String": "▁"}, content=" "), dict(type="ByteFallback"), dict(type="Fuse")]
+    chain += [dict(type="Strip", content=" ", start=1, stop=0)] * dummy_prefix
+    model = dict(vocab=pieces, merges=merges, unk_token=unk, fuse_unk=True, ignore_merges=False,
+                 byte_fallback="<0x00>" in pieces)
+    return dict(model=model, normalizer=dict(type="Sequence", normalizers=steps), pre_tokenizer=None,
+                added_tokens=added, decoder=dict(type="Sequence", decoders=chain), post_processor=around)
+
+
+def read_sentencepiece(path):
+    """tokenizer.model, as the sentencepiece package encodes with it, BOS in front where it has one."""
+    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+    with reading(path):
+        proto = sentencepiece_model_pb2.ModelProto.FromString(Path(path).read_bytes())
+        tokenizer = SentencePieceProcessor(str(path))
+    kinds, normalizer, trainer = proto.SentencePiece, proto.normalizer_spec, proto.trainer_spec
+    if trainer.model_type != trainer.BPE:
+        fail(f"{path} is not a BPE model (run.c has BPE)")
+    for name, bad in {"a normalizer map": normalizer.precompiled_charsmap,
+                      "remove_extra_whitespaces": normalizer.remove_extra_whitespaces,
+                      "escape_whitespaces off": not normalizer.escape_whitespaces,
+                      "treat_whitespace_as_suffix": trainer.treat_whitespace_as_suffix,
+                      "unused pieces": any(p.type == kinds.UNUSED for p in proto.pieces)}.items():
+        if bad:
+            refuse(name)
+    pieces = {p.piece: i for i, p in enumerate(proto.pieces)}
+    scores = {p.piece: p.score for p in proto.pieces if p.type == kinds.NORMAL}
+    more = {kinds.CONTROL: dict(match=""), kinds.UNKNOWN: dict(match=""), kinds.USER_DEFINED: dict(normalized=True)}
+    added = [added_token(p.piece, i, p.type != kinds.USER_DEFINED, **more[p.type])
+             for i, p in enumerate(proto.pieces) if p.type in more]
+    bos, unk = [tokenizer.bos_id()] if tokenizer.bos_id() >= 0 else [], tokenizer.id_to_piece(tokenizer.unk_id())
+    return sentencepiece_spec(pieces, scores, unk, normalizer.add_dummy_prefix, added, (bos, []))
+
+
+def read_gguf_vocabulary(path):
+    """The vocabulary of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
+    from gguf import GGUFReader, TokenType
+    with reading(path):
+        fields = {name.removeprefix("tokenizer.ggml."): field.contents()
+                  for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.ggml.")}
+        if "model" not in fields:
+            return None
+        kind, tokens, get = fields["model"], fields.get("tokens", []), fields.get
+        pre = get("pre", "default") if kind == "gpt2" else ""
+        if kind not in ("llama", "gpt2") or pre and pre not in PRE:
+            fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")
+        kinds = get("token_type", [TokenType.NORMAL] * len(tokens))
+        pieces = {piece: i for i, piece in reversed([*enumerate(tokens)])}
+        added = [added_token(piece, i, kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
+                 if kinds[i] in (TokenType.CONTROL, TokenType.USER_DEFINED)]
+        around = [[fields[f"{name}_token_id"]] if get(f"add_{name}_token", default) else []
+                  for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
+        base = [(i, piece) for i, piece in enumerate(tokens) if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)]
+        if kind == "llama":
+            unk = tokens[fields["unknown_token_id"]] if "unknown_token_id" in fields else None
+            scores = {piece: fields["scores"][i] for i, piece in base}
+            prefix = get("add_space_prefix", True)
+            return sentencepiece_spec(pieces, scores, unk, prefix, added, around) | dict(base=base)
+        merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
+    pattern, use_regex, form, whole = PRE[pre]
+    splits = [] if not pattern else [dict(type="Digits", individual_digits=True)] if pattern == "Digits" else [
+        dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False)]
+    splits.append(dict(type="ByteLevel", add_prefix_space=False, use_regex=use_regex))
+    model = dict(vocab=pieces, merges=merges, unk_token=None, fuse_unk=False, ignore_merges=whole, byte_fallback=False)
+    return dict(model=model, normalizer=form and dict(type=form), post_processor=around, base=base, added_tokens=added,
+                pre_tokenizer=dict(type="Sequence", pretokenizers=splits), decoder=dict(type="ByteLevel"))
+
+
+def read_vocabulary(source):
+    """-> tokenizer.json's form of the tokenizer of a folder or file, None without one"""
+    if source.is_dir():
+        return next((read_vocabulary(source / name) for name in ("tokenizer.json", "tokenizer.model")
+                     if (source / name).exists()), None)
+    if source.suffix == ".json":
+        return read_tokenizer_json(source)
+    with open(source, "rb") as file:
+        if file.read(4) == b"GGUF":
+            return read_gguf_vocabulary(source)
+    return read_sentencepiece(source) if source.suffix == ".model" else None
 
 
 def decoder_of(d):
     """-> a function from a piece to its bytes, and how many leading spaces are stripped (NONE: the first token's)"""
-    parts = d["decoders"] if d and d["type"] == "Sequence" else [d]
-    kinds = [part and part["type"] for part in parts]
-    if kinds == [None]:
+    parts = d["decoders"] if d and d["type"] == "Sequence" else [d] if d else []
+    kinds, replace, strip = [part["type"] for part in parts], [], 0
+    if not parts:
         return lambda piece: b" " + piece.encode(), 1  # joined with spaces
     if kinds == ["ByteLevel"]:
-        return lambda piece: bytes(ALPHABET[c] for c in piece) if all(c in ALPHABET for c in piece) else piece.encode(), 0
-    replace, strip = [], 0
-    for kind, part in zip(kinds, parts):
-        fused = "Fuse" in kinds[:kinds.index(kind)]
-        if kind == "Replace" and "String" in part["pattern"] and not fused and "ByteFallback" not in kinds[:len(replace)]:
+        return byte_level, 0
+    for k, (kind, part) in enumerate(zip(kinds, parts)):
+        if kind == "Replace" and "String" in part["pattern"] and not {"Fuse", "ByteFallback"} & {*kinds[:k]}:
             replace.append((part["pattern"]["String"], part["content"]))
         elif kind == "Metaspace" and len(parts) == 1:
             replace.append((part["replacement"], " "))
             strip = NONE if part["prepend_scheme"] != "never" else 0
-        elif kind == "Strip" and fused and not strip and part["stop"] == 0 and part["content"] == " ":
+        elif kind == "Strip" and "Fuse" in kinds[:k] and not strip and part["stop"] == 0 and part["content"] == " ":
             strip = part["start"]
         elif kind not in ("Fuse", "ByteFallback"):
-            fail(f"decoder {listing(map(str, kinds))} (run.c cannot express it)")
+            refuse(f"the decoder {' '.join(kinds)}")
 
     def decode(piece):
         for old, new in replace:
@@ -1070,6 +1045,11 @@ def decoder_of(d):
         return bytes([int(byte[1], 16)]) if byte else piece.encode()
 
     return decode, strip
+
+
+def byte_level(piece):
+    """The bytes that GPT-2's alphabet spells; a piece with other characters stands for itself."""
+    return bytes(ALPHABET[c] for c in piece) if all(c in ALPHABET for c in piece) else piece.encode()
 
 
 def fnv(data):
@@ -1082,9 +1062,8 @@ def fnv(data):
 
 def fingerprint(spec):
     """The hash of the base vocabulary's pieces in the order of their ids, each followed by the byte 0xFF."""
-    model = spec["model"]
-    apart = {token["content"] for token in spec["added_tokens"]} | {model["unk_token"]}
-    base = spec.get("base") or sorted((i, piece) for piece, i in model["vocab"].items() if piece not in apart)
+    apart = {token["content"] for token in spec["added_tokens"]} | {spec["model"]["unk_token"]}
+    base = spec.get("base") or sorted((i, piece) for piece, i in spec["model"]["vocab"].items() if piece not in apart)
     return fnv(b"".join(piece.encode() + b"\xff" for _, piece in base))
 
 
@@ -1262,80 +1241,74 @@ def compile_chat(p, chat, added):
 
 
 def compile_vocabulary(p, model):
-    """The symbols, merges, byte tokens and whole words of a BPE model."""
-    vocab = model["vocab"]
-    to_bytes = (lambda piece: bytes(ALPHABET[c] for c in piece)) if p.byte_level else str.encode
+    """The symbols, merges, byte tokens and whole words of a BPE model. -> the unknown token's id"""
+    vocab, unk = model["vocab"], model["unk_token"]
     units = [(b, c) for c, b in ALPHABET.items()] if p.byte_level else [(ord(c), c) for c in vocab if len(c) == 1]
     p.rows["char"] = sorted([unit, vocab[c]] for unit, c in units if c in vocab)
     lost = [left + right for left, right, _ in model["merges"] if not {left, right, left + right} <= vocab.keys()]
-    if lost:
-        fail(f"{len(lost)} merges make pieces that the vocabulary lacks: {listing(lost)} (export a whole tokenizer)")
+    if lost or unk is not None and unk not in vocab:
+        fail(f"the vocabulary lacks {listing(lost or [unk])}, in {len(lost)} merges (export a whole tokenizer)")
     pairs = {(vocab[left], vocab[right]): (rank, vocab[left + right]) for left, right, rank in model["merges"]}
     p.rows["pair"] = sorted([*pair, *to] for pair, to in pairs.items())
-    if model["byte_fallback"] and not (p.byte_level and len(p.rows["char"]) == 256):
-        if p.byte_level:
-            fail("byte_fallback together with an incomplete ByteLevel alphabet (run.c cannot express it)")
+    if model["byte_fallback"] and p.byte_level and len(p.rows["char"]) < 256:
+        refuse("byte_fallback together with an incomplete ByteLevel alphabet")
+    if model["byte_fallback"] and not p.byte_level:
         p.rows["byte"] = [[vocab.get(f"<0x{b:02X}>", NONE)] for b in range(256)]
     if model["ignore_merges"]:
-        words = {to_bytes(piece): i for piece, i in vocab.items() if not p.byte_level or all(c in ALPHABET for c in piece)}
+        words = {byte_level(piece) if p.byte_level else piece.encode(): i for piece, i in vocab.items()
+                 if not p.byte_level or all(c in ALPHABET for c in piece)}
         p.rows["word"] = sorted([*divmod(fnv(word), 1 << 32), *p.intern(word), i] for word, i in words.items())
-    if model["unk_token"] is not None and model["unk_token"] not in vocab:
-        fail(f"unk_token {model['unk_token']!r} is not in the vocabulary (export a whole tokenizer)")
-    return vocab[model["unk_token"]] if model["unk_token"] is not None else NONE
+    return NONE if unk is None else vocab[unk]
 
 
-def compile_added(p, added, control):
-    """The added tokens' tables, and the classes that bound them. -> steps for those found in the raw, the normalized text"""
-    steps = [], []
-    for k, (name, section) in enumerate((("addr", RAW_ADDED), ("adde", ADDED))):
-        found = {}
-        for token in added:
-            text = token.get("match", token["content"]).encode()
-            if len(text) > 1024:
-                fail(f"the added token {token['content'][:40]!r}... is {len(text)} bytes long (run.c takes 1024)")
-            if text and token["normalized"] == bool(k):
-                found.setdefault(text, token)
-        for text in sorted(found, key=fnv):
-            flags = sum(found[text][flag] << bit for bit, flag in enumerate(("lstrip", "rstrip", "single_word"), 1))
-            flags |= CONTROL * (found[text]["content"] in control)
-            p.rows[name].append([*divmod(fnv(text), 1 << 32), *p.intern(text), found[text]["id"], flags])
-        if found:
-            texts = [text.decode() for text in found]
-            first, second = ("".join(text[i:i + 1] for text in texts) for i in (0, 1))
-            second = "any" if len(second) < len(texts) else character_class(second)
-            steps[k].append([STEP_ADDED, section, p.class_of(character_class(first)), p.class_of(second), max(map(len, found))])
-    word = p.class_of(builtin_class("word")) if any(token["single_word"] for token in added) else 0
-    space = p.class_of(builtin_class("space")) if any(token["lstrip"] or token["rstrip"] for token in added) else 0
-    return steps, word, space
+def compile_added(p, added, control, normalized):
+    """The table of the added tokens found in the raw or in the normalized text, and the step that finds them."""
+    found, name = {}, ("addr", "adde")[normalized]
+    for token in added:
+        text = token.get("match", token["content"])
+        if len(text.encode()) > 1024:
+            refuse(f"the added token {token['content'][:40]!r}... of {len(text.encode())} bytes, more than 1024")
+        if text and token["normalized"] == normalized:
+            found.setdefault(text, token)
+    for text, token in found.items():
+        flags = sum(token[flag] << bit for bit, flag in enumerate(("lstrip", "rstrip", "single_word"), 1))
+        flags |= CONTROL * (token["content"] in control)
+        p.rows[name].append([*divmod(fnv(text.encode()), 1 << 32), *p.intern(text.encode()), token["id"], flags])
+    p.rows[name].sort()
+    if found:
+        first, second = ("".join(text[k:k + 1] for text in found) for k in (0, 1))
+        second = character_class(second) if len(second) == len(found) else "any"
+        p.steps.append([STEP_ADDED, SECTIONS.index(name), p.class_of(character_class(first)), p.class_of(second),
+                        max(len(text.encode()) for text in found)])
 
 
 def compile_tokenizer(spec, rows, chat):
-    p, added = Program(), [token for token in spec["added_tokens"] if rows is None or token["id"] < rows]
-    if len(added) < len(spec["added_tokens"]):
-        note(f"{listing(token['content'] for token in spec['added_tokens'] if token not in added)}: added tokens without "
-             f"a row among the model's {rows}, left out")
-    (raw, normal), word, space = compile_added(p, added, compile_chat(p, chat, added))
-    p.steps += raw
+    p, model = Program(), spec["model"]
+    added = [token for token in spec["added_tokens"] if rows is None or token["id"] < rows]
+    if lost := [token["content"] for token in spec["added_tokens"] if token not in added]:
+        note(f"{listing(lost)}: added tokens without a row among the model's {rows}, left out")
+    control = compile_chat(p, chat, added)
+    compile_added(p, added, control, False)
     p.normalizer(spec["normalizer"])
-    p.steps += normal
+    compile_added(p, added, control, True)
     p.pre_tokenizer(spec["pre_tokenizer"])
-    model = spec["model"]
-    unk = compile_vocabulary(p, model)
-    before, after = spec["post_processor"]
+    word = p.class_of(builtin_class("word")) if any(token["single_word"] for token in added) else 0
+    space = p.class_of(builtin_class("space")) if any(token["lstrip"] or token["rstrip"] for token in added) else 0
+    unk, (before, after) = compile_vocabulary(p, model), spec["post_processor"]
+    to_bytes, strip = decoder_of(spec["decoder"])
     p.rows["post"] = [[i] for i in [*before, *after]]
     pieces = {i: (piece, 0) for piece, i in model["vocab"].items()}
-    pieces |= {token["id"]: (token.get("piece", token["content"]), int(token.get("hidden", token["special"]))) for token in added}
-    to_bytes, strip = decoder_of(spec["decoder"])
-    n_ids = max(pieces) + 1
+    for token in added:
+        pieces[token["id"]] = token.get("piece", token["content"]), int(token.get("hidden", token["special"]))
     if strip == NONE and any(" " in piece for piece, _ in pieces.values()):
-        fail("a Metaspace decoder and pieces with spaces (run.c cannot express it)")
+        refuse("a Metaspace decoder and pieces with spaces")
     if any(i not in pieces for i in [*before, *after]):
         fail(f"ids {before + after} around a text are not all in the vocabulary (export the model's own tokenizer)")
-    for i in range(n_ids):
-        piece, flags = pieces.get(i, ("", 0))
-        p.rows["ids"].append([*p.intern(to_bytes(piece) if i in pieces else b""), flags])
+    for i in range(max(pieces) + 1):
+        p.rows["ids"].append([*p.intern(to_bytes(pieces[i][0])), pieces[i][1]] if i in pieces else [0, 0, 0])
     bits = BYTE_UNITS * p.byte_level | FUSE_UNK * model["fuse_unk"] | WHOLE_WORDS * model["ignore_merges"]
-    return p.file([n_ids, fingerprint(spec), before[0] if before else NONE, unk, bits, len(before), word, space, strip])
+    bos = before[0] if before else NONE
+    return p.file([len(p.rows["ids"]), fingerprint(spec), bos, unk, bits, len(before), word, space, strip])
 
 
 def write_tokenizer(source, path, rows=None):
@@ -1343,8 +1316,7 @@ def write_tokenizer(source, path, rows=None):
     -> whether there was a tokenizer"""
     spec = read_vocabulary(Path(source))
     if spec:
-        file = compile_tokenizer(spec, rows, read_chat(Path(source)))
-        Path(path).write_bytes(file)
+        Path(path).write_bytes(compile_tokenizer(spec, rows, read_chat(Path(source))))
     return spec is not None
 
 

@@ -97,7 +97,7 @@ def header(c):
     slots = bytearray(8 * 64)
     slots[:8] = c.get("magic", MAGIC)
     for name, slot in SLOTS.items():
-        struct.pack_into("<d" if name in REAL else "<Q" if name == "tokenizer_hash" else "<q", slots, 8 * slot, c[name])
+        struct.pack_into("<d" if name in REAL else "<q", slots, 8 * slot, c[name])
     return bytes(slots)
 
 
@@ -124,7 +124,7 @@ def read(path):
     with open(path, "rb") as f:
         data = f.read()
     assert data[:8] == MAGIC
-    c = {name: struct.unpack_from("<d" if name in REAL else "<Q" if name == "tokenizer_hash" else "<q", data, 8 * slot)[0] for name, slot in SLOTS.items()}
+    c = {name: struct.unpack_from("<d" if name in REAL else "<q", data, 8 * slot)[0] for name, slot in SLOTS.items()}
     places = offsets(c)
     t = {name: np.frombuffer(data, dtype, int(np.prod(shape)), places[name][0]).reshape(shape)
          for name, dtype, shape in layout(c)}
