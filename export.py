@@ -203,6 +203,9 @@ def settle(config, generation):
     kind, rope = check_keys(config), rope_parameters(config)
     settled = {key: value for key, value in config.items()
                if key not in ("rope_theta", "rope_scaling", "partial_rotary_factor")} | {"rope_parameters": rope}
+    for key in ("num_hidden_layers", "head_dim", "hidden_size"):  # transformers makes lists and tables of such lengths
+        if type(value := config.get(key)) is int and value > 1 << 20:
+            fail(f"config: {key} is {value} (at most {1 << 20} is expected)")
     c = transformers.CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(settled)))
     for key in ("tie_word_embeddings", "rms_norm_eps", "max_position_embeddings"):
         if key not in config:

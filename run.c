@@ -1664,8 +1664,8 @@ static size_t check_tensor(const Tensor *t) {
     return n - finite;
 }
 
-// -m check: the header, the tensors, and the memory that a run would take.
-static void check(const Options *o, const Model *m) {
+// -m check: the header, the tensors, the tokenizer of -z, and the memory that a run would take.
+static void check(const Options *o, const Model *m, const Tokenizer *t) {
     size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
     Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
     size_t run = lay_out(&r, NULL), cache = mul(mul(2 * sizeof(float), cache_row(&m->config)), context);
@@ -1674,6 +1674,7 @@ static void check(const Options *o, const Model *m) {
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
     printf("\ntensors\n");
     for (size_t i = 0; i < m->n_tensors; i++) bad += check_tensor(&m->tensors[i]);
+    if (t->n_ids) printf("\ntokenizer %s: %zu ids, fingerprint %zu\n", t->path, t->n_ids, (size_t)t->hash);
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
     printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
            add(m->file.size, run));
@@ -1783,7 +1784,7 @@ int main(int argc, char **argv) {
     bool has_text = o.text || o.file || mode == CHAT || mode == TOKENIZE || mode == DETOKENIZE;
     if (o.model) load_model(&m, o.model);
     if (has_text || (mode == CHECK && o.tokenizer) || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
-    if (mode == CHECK) return check(&o, &m), 0;
+    if (mode == CHECK) return check(&o, &m, &t), 0;
     if (mode == CHAT && t.table[TURNS].n < 2)
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);

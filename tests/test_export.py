@@ -824,6 +824,14 @@ def test_round_trip_of_other_sources(run, exported, tmp_path, source):
     assert torch.equal(*logits)
 
 
+@pytest.mark.parametrize("key", ["num_hidden_layers", "head_dim", "hidden_size"])
+def test_absurd_sizes_take_no_memory(run, tmp_path, key):
+    folder = models.tiny_llama(tmp_path / "m")
+    models.edit_json(folder / "config.json", **{key: 2_000_000_000})
+    code, error = run(folder, tmp_path / "m.bin")
+    assert code == 1 and f"{key} is 2000000000" in error
+
+
 def test_round_trip_in_shards_with_tokenizer(run, exported, tmp_path, monkeypatch):
     folder, back = models.tiny_llama(tmp_path / "m"), tmp_path / "back"
     exported(folder)

@@ -350,6 +350,19 @@ def test_options(seed, tmp_path):
     check_same(Tokenizer.from_file(str(source)), tmp_path / "t.bin", 150, seed)
 
 
+@pytest.mark.parametrize("tokens", [
+    [("<a",), ("<a>",), ("a>b",), ("13",), ("131",)], [("A", "rstrip"), (" b",), ("b", "lstrip")], [("A", "rstrip"), ("  ",), ("  b",)],
+    [("  ", "rstrip")], [("  ", "lstrip", "rstrip")], [("  ", "lstrip"), ("x ",)], [("A", "rstrip"), (" A", "lstrip"), ("A b", "single_word")]])
+def test_overlapping_added_tokens(tokens, tmp_path):
+    """Leftmost, then longest; where one reaches over the spaces that another took."""
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate("<>Aabxy13 4")}, []))
+    tokenizer.add_tokens([AddedToken(text, normalized=False, **dict.fromkeys(flags, True)) for text, *flags in tokens])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    r = random.Random(4)
+    texts = ["".join(r.choices(["<a", "a", ">", ">b", "13", "1", "A", "b", "x", "y", " ", "  ", "   "], k=r.randint(1, 10))) for _ in range(1000)]
+    check_same(tokenizer, exported(tmp_path / "tokenizer.json", tmp_path / "t.bin"), 0, texts=["<a>b", "1314", "x13", *texts])
+
+
 PATTERNS = [r"a|ab", r"(?:a|ab)c|b", r"(?>a|ab)c", r"a++b|a", r"[ab]*+b?", r"(?:ab){2}", r"(?:ab){1,}?", r"o{,2}", r"a{2}+", r"x{2}?", r"(?i:the|s)\s",
             r"(?i)the|b", r"a(?i)B|c", r"(?<=a)b", r"(?<!\s)\S", r"^a|o$", r"\Aa|b\z", r"(?=a)|b", r"\s+(?!\S)|\s+", r"[^\s\p{L}\p{N}]+", r"[\]a-]+",
             r"[^(\s|[.,!?…])]+", r"[a-z&&[^o]]+", r"[[:alpha:]]+", r"\x{61}|\u0062|\x63", r"\p{^L}+", r"\P{Lu}", r".", r"(\d)(?=(?:\d{3})+(?!\d))", r"\h|\v",
