@@ -43,7 +43,7 @@ OPENMP    = $(eval OPENMP := $(if $(filter-out 0,$(OMP)),$(if_openmp)))$(OPENMP)
 DEBUG  = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 MATRIX = $(foreach cc,gcc clang,$(foreach omp,1 0,$(foreach opt,-O0 -O1 -O2 -O3,CC=$(cc)/OMP=$(omp)/OPT=$(opt))))
 
-.PHONY: all demo debug check test test-long matrix smollm2 install clean FORCE
+.PHONY: all demo debug check test test-long matrix smollm2 install clean distclean FORCE
 .DELETE_ON_ERROR:
 
 all: run model.bin
@@ -111,4 +111,8 @@ install: run
 
 clean:
 	rm -rf run run-debug tests/unit tests/sampler tests/tokenizer .flags model.bin smollm2.bin smollm2.tokenizer.bin
-	rm -rf $(VENV) tests/.cache .pytest_cache tests/.pytest_cache .hypothesis tests/__pycache__ __pycache__
+	rm -rf .pytest_cache tests/.pytest_cache .hypothesis tests/__pycache__ __pycache__
+
+# Also what `make test` has brought.
+distclean: clean
+	rm -rf $(VENV) tests/.cache

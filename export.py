@@ -1383,7 +1383,9 @@ def export(source, path):
     with replacing(path) as model, replacing(path.with_name(path.stem + ".tokenizer.bin")) as tokenizer:
         opened = open_source(source)
         rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
-        write_tokenizer(source, tokenizer, rows)
+        final = path.with_name(path.stem + ".tokenizer.bin")
+        if not write_tokenizer(source, tokenizer, rows) and final.exists():
+            fail(f"{source} has no tokenizer, and {final} is of another model (remove it, or give another name)")
         write_model(opened, model, tokenizer_hash(source))
 
 

@@ -1,10 +1,11 @@
 /* run.c: inference for LLaMA-style decoders, in one file:  ./run model.bin -i "Once upon a time"
  *
- * It reads in the order data flows: errors and memory, vectors of 16 lanes, the checkpoint (its tables are the format's
- * specification), kernels, attention, the forward pass, the tokenizer, the sampler, the modes, main. Arrays are
- * row-major; a comment such as (T, n_heads, head_dim) gives a shape in the names of the header's fields, T being the
- * number of tokens that one call of forward() takes. Every sum has one fixed order, whatever the number of threads or
- * the size of T: the same tokens give the same logits to the last bit. Not here: training, GPUs, quantized weights. */
+ * It reads from the ground up: errors and memory, vectors of 16 lanes, the checkpoint (its tables are the format's
+ * specification), kernels, attention, the forward pass, the tokenizer, the chat format, the sampler, input and output,
+ * the modes, the command line. Arrays are row-major; a comment such as (T, n_heads, head_dim) gives a shape in the names
+ * of the header's fields, T being the number of tokens that one call of forward() takes. Every sum has one fixed order,
+ * whatever the number of threads or the size of T: the same tokens give the same logits to the last bit. Not here:
+ * training, GPUs, quantized weights. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -37,7 +38,7 @@ static char unfinished[PATH_MAX];  // name of the output file being written, rem
 __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, const char *format, ...) {
     char line[2048];
     va_list values;
-    va_start(values, format), vsnprintf(line, sizeof line, format, values);
+    va_start(values, format), vsnprintf(line, sizeof line, format, values), va_end(values);
     for (char *c = line; *c; c++) *c = (unsigned char)*c < 32 || *c == 127 ? '?' : *c;
     fprintf(stderr, "run: %s\n", line);
     if (unfinished[0]) unlink(unfinished);
@@ -470,7 +471,7 @@ static size_t lay_out(Run *r, char *block) {
         {&r->up, T, c->hidden_dim}, {&r->cosine, T, half}, {&r->sine, T, half},
         {&r->logits, r->logit_rows, c->vocab_size}, {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        if (block) *(void **)arrays[i].array = block + end;
+        if (block) memcpy(arrays[i].array, &(char *){block + end}, sizeof(char *));
         end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
     }
     return end;
@@ -531,7 +532,7 @@ static float softmax_step(Softmax *s, float *p, size_t count, float scale) {
 // Attention of the `group` query heads that share one key/value head, for one token that sees n positions:
 //   out = softmax(scale * q . k) v,  q and out (group, head_dim), k and v (n, head_dim), scores (group, KV_BLOCK).
 // The softmax is taken online (Milakov and Gimelshein 2018), a block of positions at a time, so that each key and value
-// is read once for all heads of the group; at the end out is divided by the sum of the weights.
+// is read from memory once for all heads of the group; at the end out is divided by the sum of the weights.
 static void attend(float *restrict out, Softmax *softmax, float *scores, const float *q, const float *k,
                    const float *restrict v, size_t n, size_t group, size_t head_dim, float scale) {
     for (size_t h = 0; h < group; h++) softmax[h] = (Softmax){-INFINITY, 0};
@@ -554,7 +555,7 @@ static void attend(float *restrict out, Softmax *softmax, float *scores, const f
 static void attention(Run *r, const float *k_cache, const float *v_cache, size_t T) {
     const Config *c = &r->model->config;
     size_t n_kv_heads = c->n_kv_heads, head_dim = c->head_dim, group = c->n_heads / n_kv_heads;
-    #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * head_dim * r->position > 1 << 16)
+    #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * head_dim * (r->position + T) > 1 << 16)
     for (size_t i = 0; i < T * n_kv_heads; i++) {
         size_t cached = i % n_kv_heads * r->context * head_dim, head = i * group, n = r->position + i / n_kv_heads + 1;
         attend(r->attended + head * head_dim, r->softmax + head, r->scores + head * KV_BLOCK, r->q + head * head_dim,
@@ -573,7 +574,8 @@ static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
 }
 
 // Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
-// comes out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1.
+// comes out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer is
+//   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (silu(W1 n) * (W3 n)), n = norm(x).
 static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
@@ -820,8 +822,7 @@ static void split_added(Encoder *e, size_t k, const Stretch *x) {
         }
         size_t stop = end = i + (a ? a[3] : 1);
         uint32_t flags = a ? a[5] : 0;
-        bool inside = class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class);
-        if (flags & SINGLE_WORD && inside) continue;
+        if (flags & SINGLE_WORD && (class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class))) continue;
         if (flags & LSTRIP && start < done) start = done;
         while (flags & LSTRIP && start > done && (n = class_before(t, x, start, t->space_class))) start -= n;
         while (flags & RSTRIP && (n = class_at(t, x, stop, t->space_class))) stop += n;
@@ -849,6 +850,7 @@ static void split_pattern(Encoder *e, size_t k, const Stretch *x) {
             bool replaced = bits >> (4 + kind) & 1;
             Stretch p = part_of(x, part[kind], part[kind + 1]);
             unsigned char typed = p.size && memchr(p.content, 1, p.size);
+            spend(e, replaced ? step[4] : 0);
             append(&piece, replaced ? e->t->data + step[3] : p.s, replaced ? step[4] : p.size);
             if (!replaced) append(&content, p.content, p.size);
             while (content.size < piece.size) append(&content, &typed, 1);
@@ -892,6 +894,7 @@ static void normalize(Encoder *e, size_t k, const Stretch *x) {
         uint32_t c;
         length = utf8_decode(x->s + i, x->size - i, &c);
         const uint32_t *row = find_row(t, MAP, step[3], step[3] + step[4], c, 0), *to = row ? mapped + row[1] : &c;
+        spend(e, row ? row[2] : 1);
         for (size_t j = 0; j < (row ? row[2] : 1); j++) push_mark(e, &marks, to[j], step[1] & 1, x->content[i]);
     }
     Mark *m = AS(Mark, marks);
@@ -989,7 +992,7 @@ static void run_steps(Encoder *e, size_t step, Stretch x) {
 
 // The ids of a text, with those that the tokenizer adds around it unless bytes of content are marked, as in a chat. The
 // caller frees them.
-static int *encode_marked(const Tokenizer *t, const unsigned char *text, const unsigned char *content, size_t size,
+static int *encode(const Tokenizer *t, const unsigned char *text, const unsigned char *content, size_t size,
                           size_t *n) {
     Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)size};
     const uint32_t *post = t->table[POST].at, *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL;
@@ -1006,10 +1009,6 @@ static int *encode_marked(const Tokenizer *t, const unsigned char *text, const u
     free(none), free(e.choices.data), free(e.symbols.data), free(e.merges.data);
     *n = e.ids.size / sizeof(int);
     return AS(int, e.ids);
-}
-
-static int *encode(const Tokenizer *t, const unsigned char *text, size_t size, size_t *n) {
-    return encode_marked(t, text, NULL, size, n);
 }
 
 typedef struct {            // begins as {0}
@@ -1038,7 +1037,7 @@ static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Bu
         uint32_t length = first < 0xC2 || first > 0xF4 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
         if (d->n_held >= length) decode_end(d, out);
     }
-    if (t->model & STRIP_AFTER_BOS && (uint32_t)id == t->bos) *d = (Decoder){0};  // llama2.c
+    if (t->model & STRIP_AFTER_BOS && (uint32_t)id == t->bos) decode_end(d, out), *d = (Decoder){0};  // llama2.c
 }
 
 static void sound(const Tokenizer *t, bool good, const char *what) {
@@ -1081,7 +1080,7 @@ static void load_sections(Tokenizer *t, File f) {
             sound(t, !i || !keys || last[0] < row[0] || (last[0] == row[0] && keys > 1 && last[1] < row[1]), "order");
         }
     size_t n_code = t->table[CODE].n, n_bytes = t->table[BYTES].n, n_post = t->table[POST].n;
-    sound(t, t->n_ids - 1 < INT_MAX && t->table[IDS].n == t->n_ids && is_sound(t, "nn..kk", &t->bos), "header");
+    sound(t, t->n_ids - 1 < INT_MAX && !t->zero && t->table[IDS].n == t->n_ids && is_sound(t, "nn..kk", &t->bos), "header");
     sound(t, t->table[RANGES].n && !t->table[RANGES].at[0] && t->table[MASKS].n <= 65536, "character class");
     sound(t, !n_code || t->table[CODE].at[4 * n_code - 4] == OP_MATCH, "pattern");
     sound(t, (!n_bytes || n_bytes == 256) && t->n_before <= n_post && n_post <= 64 && t->table[STEPS].n <= 64, "size");
@@ -1105,11 +1104,13 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     static const uint32_t code[] = {OP_BEHIND, 0, 1, 0, OP_MATCH, 0, 0, 0}, any[] = {1, 0}, from_0[] = {0, 0};
     Buffer *rows = allocate(N_SECTIONS, sizeof *rows, "the tokenizer");
     uint32_t size = (uint32_t)f.size, n = 0, longest = 0;
+    memcpy(&longest, f.data, min_size(4, f.size));
+    sound(t, f.size < NONE / 2 && longest <= 512, "size, if it is a tokenizer");
     append(&rows[DATA], f.data, f.size);
     for (uint32_t at = 4, id = 0; at < size; at += n, id++) {
-        sound(t, size - at >= 8 && f.size < NONE / 2, "end, if it is a tokenizer");
-        memcpy(&longest, f.data, 4), memcpy(&n, f.data + at + 4, 4), at += 8;
-        sound(t, longest <= 512 && n <= longest && n <= size - at, "piece, if it is a tokenizer");
+        sound(t, size - at >= 8, "end, if it is a tokenizer");
+        memcpy(&n, f.data + at + 4, 4), at += 8;
+        sound(t, n <= longest && n <= size - at, "piece, if it is a tokenizer");
         uint64_t hash = hash_bytes(f.data + at, n);
         bool byte = id - 3 < 256;
         add_row(t, rows, IDS, (uint32_t[]){byte ? size + id - 3 : at, byte ? 1 : n, id == 1 || id == 2 ? SPECIAL : 0});
@@ -1199,7 +1200,7 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
         for (int p = 0; p < 6; p++)
             for (append(&text, parts[p].s, parts[p].n); content.size < text.size;) append(&content, &"\0\1"[p & 1], 1);
     }
-    int *ids = encode_marked(t, text.data, content.data, text.size, n_ids);
+    int *ids = encode(t, text.data, content.data, text.size, n_ids);
     if (!*n_ids) die("the conversation has no tokens (say something)");
     free(text.data), free(content.data), free(given.data);
     return ids;
@@ -1252,7 +1253,7 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
     return low;
 }
 
-// Dies if one of a row of n logits is NaN or infinite; -inf is fine.
+// Dies if one of a row of n logits is NaN or +infinite; -inf is fine.
 static void check_logits(const float *logits, size_t n, size_t position) {
     for (size_t i = 0; i < n; i++)
         if (!(logits[i] < INFINITY)) die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)",
@@ -1344,6 +1345,7 @@ static void close_output(int fd, const char *path) {
 // The bytes of a file, or of standard input for "-".
 static Buffer read_all(const char *path) {
     int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    if (fd < 0) die("cannot open %s: %s (check the path)", path, strerror(errno));
     char block[1 << 16];
     Buffer b = {0};
     for (ssize_t n = 1; n; append(&b, block, (size_t)n)) {
@@ -1388,7 +1390,7 @@ static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, 
     Buffer text = {0}, ids = {0};
     if (o->file) text = read_all(o->file);
     if (o->text) append(&text, o->text, strlen(o->text));
-    if (o->file || o->text) ids.data = (void *)encode(t, text.data, text.size, &n), ids.size = n * sizeof(int);
+    if (o->file || o->text) ids.data = (void *)encode(t, text.data, NULL, text.size, &n), ids.size = n * sizeof(int);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
         int shown = (int)min_size(word, 80);
@@ -1500,13 +1502,13 @@ static bool write_on(Session *x, const int *ids, size_t n, size_t wanted) {
     double start = seconds(CLOCK_MONOTONIC), first = start;
     for (size_t done = 0; done < fed; done += T) T = next_chunk(r, ids + n - fed, done, fed);
     const float *logits = logits_of(r, T - 1, 1);
-    for (int id; made < wanted && !(ended = stoppable == 2); forward(r, &id, 1), logits = logits_of(r, 0, 1)) {
-        id = sample(&x->sampler, logits, r->position - 1);
+    while (made < wanted && !(ended = stoppable == 2)) {
+        int id = sample(&x->sampler, logits, r->position - 1);
         if (made++ == 0) first = seconds(CLOCK_MONOTONIC);
         if ((ended = x->ends[id])) break;
         x->sampler.seen[id] = true, shown = x->out.size, append(&x->ids, &id, sizeof id);
         append_token(&x->out, x->t, &x->decoder, id, false, false), print_from(&x->out, shown);
-        if (made == wanted) break;
+        if (made < wanted) forward(r, &id, 1), logits = logits_of(r, 0, 1);
     }
     double end = seconds(CLOCK_MONOTONIC);
     x->fed += fed, x->feeding += (made ? first : end) - start, x->made += made;
@@ -1616,7 +1618,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     enum { LOGIT_ROWS = 16 };  // taken at a time
     const Config *c = &m->config;
     size_t vocab_size = c->vocab_size, scored = 0, states = hidden ? mul(mul(c->n_layers + 1, p->n), c->dim) : 0;
-    size_t context = context_for(o, m, scores ? min_size(c->seq_len, 2048) : p->n, scores ? 0 : p->n);
+    size_t context = context_for(o, m, min_size(c->seq_len, scores ? 2048 : p->n), scores ? 0 : p->n);
     if (scores && (p->n < 2 || context < 2))
         die("a text of %zu ids in a context of %zu leaves nothing to score (both must be 2 or more)", p->n, context);
     Run r;
@@ -1640,9 +1642,9 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
         }
     }
     char line[128];
-    double mean = nll / (double)scored;
-    int size = snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(mean), mean, scored);
-    if (scores) print(line, (size_t)size);
+    nll /= (double)scored;
+    if (scores)
+        print(line, (size_t)snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored));
     if (hidden) write_all(fd, r.hidden, states * sizeof(float), path);
     close_output(fd, path);
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds(CLOCK_MONOTONIC) - start));
@@ -1678,7 +1680,8 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
     printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
            add(m->file.size, run));
-    if (fflush(stdout)) die("cannot write to standard output: %s (free some space)", strerror(errno));
+    if (fflush(stdout) && errno == EPIPE) on_signal(SIGPIPE);
+    if (ferror(stdout)) die("cannot write to standard output: %s (free some space)", strerror(errno));
     if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
 }
 

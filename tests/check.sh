@@ -52,7 +52,7 @@ $run -m check >"$got/check" && pass || fail "run -m check"
 refuses() {
     code=$1; shift
     ${RUNNER-} ${RUN-./run} "$@" </dev/null >"$got/out" 2>"$got/err"
-    [ $? = "$code" ] && [ ! -s "$got/out" ] && [ "$(grep -c '^run: ' "$got/err")" = 1 ] && pass ||
+    [ $? = "$code" ] && [ ! -s "$got/out" ] && [ "$(grep -c '^run: ' "$got/err")" = 1 ] && [ "$(wc -l <"$got/err")" = 1 ] && pass ||
         fail "run $*: not exit $code with one line"
 }
 head -c 100000 tests/stories.bin >"$got/short.bin"

@@ -8,7 +8,7 @@ static Buffer respond(const Tokenizer *t, uint32_t kind, const unsigned char *bo
     Buffer out = {0};
     size_t n = size / sizeof(int);
     if (kind == 0) {
-        int *ids = encode(t, body, size, &n);
+        int *ids = encode(t, body, NULL, size, &n);
         if (n) append(&out, ids, n * sizeof *ids);
         free(ids);
         return out;
@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
         Buffer out = respond(&t, request[0], body, request[1]);
         uint32_t size = (uint32_t)out.size;
         fwrite(&size, sizeof size, 1, stdout);
-        fwrite(out.data, 1, out.size, stdout);
+        if (size) fwrite(out.data, 1, size, stdout);
         fflush(stdout);
         free(out.data);
         free(body);
