@@ -233,9 +233,9 @@ def describe(c, stops):
     for key in ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "seq_len"):
         if type(h[key]) is not int or not 0 < h[key] < 2 ** 31:
             fail(f"config: {key} is {h[key]!r} (a positive integer is expected)")
-    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not 0 <= c.rms_norm_eps < math.inf:
+    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not 0 <= c.rms_norm_eps <= 1:
         fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, rms_norm_eps "
-             f"{c.rms_norm_eps} (a multiple, an even number and at least 0 are expected)")
+             f"{c.rms_norm_eps} (a multiple, an even number and 0 to 1 are expected)")
     if window is not None and window < h["seq_len"] or set(getattr(c, "layer_types", None) or ()) - {"full_attention"}:
         fail(f"config: sliding_window {window} of {h['seq_len']} positions, or layer_types (full attention only)")
     if bad := [i for i in [*stops, *([] if bos is None else [bos])] if type(i) is not int or not 0 <= i < c.vocab_size]:
@@ -592,6 +592,8 @@ def apart(kind, part):
 
 def repeat(part, least, most, mode=""):
     code, empty = part
+    if most < least:
+        refuse(f"a pattern that repeats {least} to {most} times")
     if mode == "+":
         return apart(ATOMIC, repeat(part, least, most))
     if is_one(part) and not mode:
@@ -784,7 +786,9 @@ class Program:
         if kind and self.byte_level:
             refuse(f"the pre-tokenizer {kind} after ByteLevel")
         if kind == "Sequence":
-            for part in p["pretokenizers"]:
+            for i, part in enumerate(p["pretokenizers"]):
+                if i and part.get("prepend_scheme") == "first":
+                    refuse("Metaspace with prepend_scheme first after other steps")
                 self.pre_tokenizer(part)
         elif kind == "Split":
             self.split(self.pattern(p), cuts(p["behavior"], p["invert"]))
@@ -1294,12 +1298,18 @@ def compile_tokenizer(spec, rows, chat):
     compile_added(p, added, control, False)
     p.normalizer(spec["normalizer"])
     compile_added(p, added, control, True)
+    if spec["normalizer"] and '"prepend_scheme": "first"' in json.dumps(spec["pre_tokenizer"]):
+        refuse("Metaspace with prepend_scheme first after a normalizer")  # `tokenizers` asks where the text began
     p.pre_tokenizer(spec["pre_tokenizer"])
+    if len(p.rows["step"]) > 64:
+        refuse(f"{len(p.rows['step'])} steps of normalizers and pre-tokenizers, above 64")
     word = p.class_of(builtin_class("word")) if any(token["single_word"] for token in added) else 0
     space = p.class_of(builtin_class("space")) if any(token["lstrip"] or token["rstrip"] for token in added) else 0
     unk, (before, after) = compile_vocabulary(p, model), spec["post_processor"]
     to_bytes, strip = decoder_of(spec["decoder"])
     p.rows["post"] = [[i] for i in [*before, *after]]
+    if len(p.rows["post"]) > 64:
+        refuse(f"{len(p.rows['post'])} ids around a text, above 64")
     pieces = {i: (piece, 0) for piece, i in model["vocab"].items()}
     for token in added:
         pieces[token["id"]] = token.get("piece", token["content"]), int(token.get("hidden", token["special"]))
@@ -1307,6 +1317,8 @@ def compile_tokenizer(spec, rows, chat):
         refuse("a Metaspace decoder and pieces with spaces")
     if any(i not in pieces for i in [*before, *after]):
         fail(f"ids {before + after} around a text are not all in the vocabulary (export the model's own tokenizer)")
+    if not pieces or max(pieces) > 2 * len(pieces) + 100_000:
+        refuse(f"{len(pieces)} pieces with ids up to {max(pieces, default=0)}")
     for i in range(max(pieces) + 1):
         p.rows["ids"].append([*p.intern(to_bytes(pieces[i][0])), pieces[i][1]] if i in pieces else [0, 0, 0])
     bits = BYTE_UNITS * p.byte_level | FUSE_UNK * model["fuse_unk"] | WHOLE_WORDS * model["ignore_merges"]
@@ -1372,6 +1384,8 @@ def to_hugging_face(folder, path, tokenizer):
             (temporary / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
         for file in files:
             shutil.copyfile(file, temporary / file.name)
+        for file in temporary.glob("*.safetensors"):
+            file.chmod((temporary / "config.json").stat().st_mode)  # the library makes them private
 
 
 # ---- Command line ----
@@ -1409,6 +1423,8 @@ def main(arguments=None):
             export(find_source(a.paths[0]), Path(a.paths[1]).absolute())
     except (ExportError, OSError, MemoryError) as error:
         sys.exit(f"export.py: {error}")
+    except Exception as error:  # a library's, on data that it cannot take
+        sys.exit(f"export.py: {a.paths[0]} cannot be exported: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     except KeyboardInterrupt:
         sys.exit(130)
 

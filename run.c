@@ -2,8 +2,8 @@
  *
  * It reads from the ground up: errors and memory, vectors of 16 lanes, the checkpoint (its tables are the format's
  * specification), kernels, attention, the forward pass, the tokenizer, the chat format, the sampler, input and output,
- * the modes, the command line. Arrays are row-major; a comment such as (T, n_heads, head_dim) gives a shape in the names
- * of the header's fields, T being the number of tokens that one call of forward() takes. Every sum has one fixed order,
+ * the modes, the command line. Arrays are row-major; a comment like (T, n_heads, head_dim) gives a shape in the names of
+ * the header's fields, T being the number of tokens that one call of forward() takes. Every sum has one fixed order,
  * whatever the number of threads or the size of T: the same tokens give the same logits to the last bit. Not here:
  * training, GPUs, quantized weights. */
 #define _GNU_SOURCE
@@ -408,7 +408,7 @@ static void matmul_rows(float *out, size_t out_stride, const float *x, size_t x_
 // out (T, rows) = x (T, n) times the transpose of w (rows, n), plus bias (rows) if not NULL. Threads share the rows.
 static void matmul(float *out, const float *x, const float *w, const float *bias, size_t T, size_t n, size_t rows) {
     enum { BLOCK = 8 * TILE_R };
-    #pragma omp parallel for schedule(static) if (T * n * rows > 1 << 16)
+    #pragma omp parallel for schedule(static) if (T * n * rows > 1 << 18)  // worth waking them
     for (size_t first = 0; first < rows; first += BLOCK) {
         size_t last = min_size(first + BLOCK, rows);
         matmul_rows(out, rows, x, n, w, n, first, last, T);
@@ -433,7 +433,7 @@ static void rmsnorm(float *out, const float *x, const float *weight, double eps,
 
 // SwiGLU (Shazeer 2020): gate = silu(gate) * up, silu(x) = x / (1 + e^-x), over n elements.
 static void swiglu(float *gate, const float *up, size_t n) {
-    #pragma omp parallel for schedule(static) if (n > 1 << 14)
+    #pragma omp parallel for schedule(static) if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
 }
 
@@ -555,7 +555,7 @@ static void attend(float *restrict out, Softmax *softmax, float *scores, const f
 static void attention(Run *r, const float *k_cache, const float *v_cache, size_t T) {
     const Config *c = &r->model->config;
     size_t n_kv_heads = c->n_kv_heads, head_dim = c->head_dim, group = c->n_heads / n_kv_heads;
-    #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * head_dim * (r->position + T) > 1 << 16)
+    #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * head_dim * (r->position + T) > 1 << 18)
     for (size_t i = 0; i < T * n_kv_heads; i++) {
         size_t cached = i % n_kv_heads * r->context * head_dim, head = i * group, n = r->position + i / n_kv_heads + 1;
         attend(r->attended + head * head_dim, r->softmax + head, r->scores + head * KV_BLOCK, r->q + head * head_dim,
@@ -574,7 +574,7 @@ static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
 }
 
 // Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
-// comes out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer is
+// comes out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer:
 //   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (silu(W1 n) * (W3 n)), n = norm(x).
 static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
@@ -822,7 +822,8 @@ static void split_added(Encoder *e, size_t k, const Stretch *x) {
         }
         size_t stop = end = i + (a ? a[3] : 1);
         uint32_t flags = a ? a[5] : 0;
-        if (flags & SINGLE_WORD && (class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class))) continue;
+        bool alone = !(flags & SINGLE_WORD) || !(class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class));
+        if (!alone) continue;
         if (flags & LSTRIP && start < done) start = done;
         while (flags & LSTRIP && start > done && (n = class_before(t, x, start, t->space_class))) start -= n;
         while (flags & RSTRIP && (n = class_at(t, x, stop, t->space_class))) stop += n;
@@ -996,10 +997,11 @@ static int *encode(const Tokenizer *t, const unsigned char *text, const unsigned
                           size_t *n) {
     Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)size};
     const uint32_t *post = t->table[POST].at, *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL;
-    for (size_t i = 0, length; i < size && !(t->model & BYTE_UNITS); i += length) {
+    for (size_t i = 0, length; i < size; i += length) {
         uint32_t c;
         length = utf8_decode(text + i, size - i, &c);
-        if (c >= 0x110000 && (!bytes || bytes[text[i]] == NONE))
+        bool has = t->model & BYTE_UNITS ? find(t, CHARS, text[i], 0) != NULL : bytes && bytes[text[i]] != NONE;
+        if (c >= 0x110000 && !has)
             die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend the text)", i, text[i], t->path);
     }
     unsigned char *none = content ? NULL : allocate(size, 1, "a text");
@@ -1080,7 +1082,8 @@ static void load_sections(Tokenizer *t, File f) {
             sound(t, !i || !keys || last[0] < row[0] || (last[0] == row[0] && keys > 1 && last[1] < row[1]), "order");
         }
     size_t n_code = t->table[CODE].n, n_bytes = t->table[BYTES].n, n_post = t->table[POST].n;
-    sound(t, t->n_ids - 1 < INT_MAX && !t->zero && t->table[IDS].n == t->n_ids && is_sound(t, "nn..kk", &t->bos), "header");
+    sound(t, t->n_ids - 1 < INT_MAX && t->table[IDS].n == t->n_ids && is_sound(t, "nn..kk", &t->bos), "header");
+    sound(t, !t->zero, "header");
     sound(t, t->table[RANGES].n && !t->table[RANGES].at[0] && t->table[MASKS].n <= 65536, "character class");
     sound(t, !n_code || t->table[CODE].at[4 * n_code - 4] == OP_MATCH, "pattern");
     sound(t, (!n_bytes || n_bytes == 256) && t->n_before <= n_post && n_post <= 64 && t->table[STEPS].n <= 64, "size");
@@ -1310,9 +1313,10 @@ static volatile sig_atomic_t stoppable;  // 1: chat writes a reply, which SIGINT
 
 // A signal ends the program without a trace of unfinished output.
 static void on_signal(int number) {
+    static const char shrunk[] = "run: the model's file has become shorter (copy it again)\n";
     if (number == SIGINT && stoppable == 1) { stoppable = 2; return; }
     if (unfinished[0]) unlink(unfinished);
-    _exit(128 + number);
+    _exit(number == SIGBUS && write(STDERR_FILENO, shrunk, sizeof shrunk - 1) ? 1 : 128 + number);
 }
 
 static void write_all(int fd, const void *data, size_t size, const char *name) {
@@ -1326,13 +1330,16 @@ static void print(const void *text, size_t size) { write_all(STDOUT_FILENO, text
 static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
 // Opens where binary output goes: standard output, a device or FIFO in place, or a temporary file beside `path` that
-// takes its name only when whole.
-static int open_output(const char *path) {
+// takes its name (that of the file a link leads to) only when whole.
+static int open_output(const char **name) {
+    static char target[PATH_MAX];
     struct stat info;
-    if (!strcmp(path, "-")) return STDOUT_FILENO;
+    if (!strcmp(*name, "-")) return STDOUT_FILENO;
+    const char *path = realpath(*name, target) ? target : *name;
     bool in_place = !stat(path, &info) && !S_ISREG(info.st_mode);
+    *name = path;
     if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", path, (long)getpid()) >= PATH_MAX) unfinished[0] = 0;
-    int fd = open(in_place ? path : unfinished, O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_EXCL), 0666);
+    int fd = open(in_place ? path : unfinished, O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC | O_NOFOLLOW), 0666);
     if (fd < 0) unfinished[0] = 0, die("cannot write %s: %s (check the path)", path, strerror(errno));
     return fd;
 }
@@ -1396,7 +1403,7 @@ static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, 
         int shown = (int)min_size(word, 80);
         if (digits < word) usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", shown, at);
         if (digits > 10 || id >= vocab_size)
-            die("id %.*s is not in the vocabulary of %zu (give less)", shown, at, vocab_size);
+            die("id %.*s is not in the vocabulary (ids are 0 to %zu)", shown, at, vocab_size - 1);
         append(&ids, &(int){(int)id}, sizeof(int)), at += word;
     }
     starts &= !ids.size;
@@ -1609,6 +1616,7 @@ static double surprise(const float *logits, size_t n, int id) {
     double largest = -INFINITY, sum = 0;
     for (size_t i = 0; i < n; i++) largest = fmax(largest, (double)logits[i]);
     for (size_t i = 0; i < n; i++) sum += exp((double)logits[i] - largest);
+    if (!(sum > 0)) die("all logits of a position are -inf (damaged weights? see -m check)");
     return largest + log(sum) - (double)logits[id];
 }
 
@@ -1625,7 +1633,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
     const char *path = o->output ? o->output : "-";
-    int fd = open_output(path);
+    int fd = open_output(&path);
     double start = seconds(CLOCK_MONOTONIC), nll = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
         n = min_size(context, p->n - first), r.position = 0;
@@ -1735,7 +1743,7 @@ static void parse_options(Options *o, int argc, char **argv) {
         const Flag *f = flags;
         while (f < last && (strlen(f->name) != length || strncmp(f->name, word, length))) f++;
         if (f == last && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
-        if (f == last && o->model) usage_error("%s and %s are both given as the model (name one)", o->model, word);
+        if (f == last && o->model) usage_error("%s and %s: two models (a prompt goes after -i)", o->model, word);
         if (f == last) o->model = word;
         else if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (run --help)", f->name, equals + 1);
         else if (f->kind == 'b') *(bool *)f->value = true;
@@ -1759,7 +1767,7 @@ static Mode check_options(const Options *o) {
     if (chats && o->ids) usage_error("-I is given with -m chat (leave it out)");
     if (!chats && !!o->text + !!o->file + !!o->ids > 1) usage_error("-i, -f, -I: more than one is given (leave one)");
     if (o->system && !chats) usage_error("-y is for -m chat, not %s (put it into the prompt)", o->mode);
-    if (!o->model && !without) usage_error("no model is named (run MODEL [options])");
+    if (!o->model && !without) usage_error("no model is named (run MODEL [options]; see run --help)");
     if (mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
     if (mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
     if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect its output)", o->mode);
@@ -1783,7 +1791,8 @@ int main(int argc, char **argv) {
 #else
     if (o.threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", o.threads);
 #endif
-    signal(SIGINT, on_signal), signal(SIGTERM, on_signal);
+    for (const int *s = (int[]){SIGINT, SIGTERM, SIGHUP, SIGBUS, 0}; *s; s++) signal(*s, on_signal);
+    signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit is an error
     bool has_text = o.text || o.file || mode == CHAT || mode == TOKENIZE || mode == DETOKENIZE;
     if (o.model) load_model(&m, o.model);
     if (has_text || (mode == CHECK && o.tokenizer) || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
