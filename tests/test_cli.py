@@ -690,6 +690,46 @@ def device(folder, name, minor):
     return folder / name
 
 
+def test_o_through_a_link(tiny, tmp_path):
+    """The link stays; the file that it leads to is replaced."""
+    (tmp_path / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("target")
+    good(tiny.model, "-m", "logits", "-I", "1 2", "-o", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").stat().st_size == 2 * 4 * 300
+
+
+def test_o_beyond_a_size_limit_and_after_a_killed_run(tiny, tmp_path):
+    command = f"""ulimit -f 4; exec "$0" "$1" -m logits -I "{' '.join(['1'] * 40)}" -o "$2" """
+    done = subprocess.run(["sh", "-c", command, binary(), tiny.model, tmp_path / "out"], capture_output=True)
+    is_one_error(done, 1, "File too large")
+    assert not list(tmp_path.iterdir())
+    again = """touch "$2.$$.part"; exec "$0" "$1" -m logits -I 1 -o "$2" """
+    done = subprocess.run(["sh", "-c", again, binary(), tiny.model, tmp_path / "out"], capture_output=True)
+    assert done.returncode == 0 and [f.name for f in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_model_that_shrinks(tiny, tmp_path):
+    """A read beyond the end of the file is one line and exit 1, not a signal."""
+    write(tmp_path / "m.bin", config(dim=64, hidden_dim=256, n_layers=8, seq_len=4000))
+    with subprocess.Popen([binary(), tmp_path / "m.bin", "-I", "1", "--ids", "-n", "-1", "-j", "1"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as p:
+        p.stdout.read(20)
+        os.truncate(tmp_path / "m.bin", 600)
+        p.stdout.read()
+        assert p.stderr.read() == b"run: the model's file has become shorter (copy it again)\n"
+    assert p.returncode == 1
+
+
+def test_perplexity_of_all_minus_infinity(tmp_path):
+    c = config(dim=16, vocab_size=20, tied=0)
+    t = checkpoint.tensors(c, 1)
+    t["token_embedding"][:] = 1e3
+    t["final_norm"][:] = 1
+    t["classifier"][:] = -3e38
+    write(tmp_path / "m.bin", c, t)
+    refused(1, tmp_path / "m.bin", "-m", "perplexity", "-I", "3 4 5", words=("-inf",))
+
+
 def test_o_replaces_files(tiny, tmp_path):
     args = (tiny.model, "-m", "logits", "-I", "5 6 7")
     want = good(*args)

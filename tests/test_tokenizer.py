@@ -524,6 +524,23 @@ def test_sentencepiece(options, folder, tmp_path):
                 assert driver.decode(ids).decode() == text.replace("▁", " ")
 
 
+@pytest.mark.parametrize("change, named", [
+    (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex="a{2,1}"), behavior="Isolated", invert=False)), "2 to 1 times"),
+    (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[dict(type="Digits", individual_digits=True)] * 70)), "70 steps"),
+    (dict(normalizer=dict(type="Lowercase"), pre_tokenizer=dict(
+        type="Metaspace", replacement="▁", prepend_scheme="first", split=True)), "after a normalizer"),
+    (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[dict(type="Digits", individual_digits=True), dict(
+        type="Metaspace", replacement="▁", prepend_scheme="first", split=True)])), "after other steps"),
+    (dict(model=dict(vocab={"a": 0, "b": 9_000_000})), "ids up to 9000000"),
+])
+def test_what_would_be_wrong_or_huge_is_refused(change, named, tmp_path):
+    tokenizer = json.loads(Tokenizer(models.BPE({"a": 0}, [])).to_str())
+    tokenizer["model"] |= change.pop("model", {})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | change))
+    with pytest.raises(export.ExportError, match=named):
+        export.write_tokenizer(tmp_path, tmp_path / "t.bin")
+
+
 @pytest.mark.parametrize("options, named", [(dict(model_type="unigram"), "BPE"),
                                             (dict(normalization_rule_name="nmt_nfkc"), "normalizer map"), (
     dict(remove_extra_whitespaces=True), "remove_extra_whitespaces"),
