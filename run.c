@@ -2,7 +2,7 @@
  *
  * It reads from the ground up: errors and memory, vectors of 16 lanes, the checkpoint (its tables are the format's
  * specification), kernels, attention, the forward pass, the tokenizer, the chat format, the sampler, input and output,
- * the modes, the command line. Arrays are row-major; a comment like (T, n_heads, head_dim) gives a shape in the names of
+ * the modes, the command line. Arrays are row-major; a comment like (T, n_heads, head_dim) is a shape in the names of
  * the header's fields, T being the number of tokens that one call of forward() takes. Every sum has one fixed order,
  * whatever the number of threads or the size of T: the same tokens give the same logits to the last bit. Not here:
  * training, GPUs, quantized weights. */
@@ -630,7 +630,7 @@ enum { BYTE_UNITS = 1, FUSE_UNK = 2, WHOLE_WORDS = 4, STRIP_AFTER_BOS = 8 };    
 enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };    // of an id (hidden), of an added token
 
 // Columns of uint32, for the loader's checks: d offset in DATA and, next, length (m: in MAPPED, M: in MAP), i id, n id
-// or NONE, u code point, r row of MASKS, k class, p row of CODE, a RAW or ADDED, . any. Rows ascend by the first `keys`.
+// or NONE, u code point, r row of MASKS, k class, p row of CODE, a RAW or ADDED, . any. Rows ascend by `keys` columns.
 static const struct { const char *columns; uint32_t width, keys; } sections[N_SECTIONS] = {
     [IDS] = {"d-.", 3, 0},         // what each id decodes to; flags
     [DATA] = {"", 0, 0},           // bytes
@@ -822,8 +822,8 @@ static void split_added(Encoder *e, size_t k, const Stretch *x) {
         }
         size_t stop = end = i + (a ? a[3] : 1);
         uint32_t flags = a ? a[5] : 0;
-        bool alone = !(flags & SINGLE_WORD) || !(class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class));
-        if (!alone) continue;
+        if (flags & SINGLE_WORD &&
+            (class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class))) continue;
         if (flags & LSTRIP && start < done) start = done;
         while (flags & LSTRIP && start > done && (n = class_before(t, x, start, t->space_class))) start -= n;
         while (flags & RSTRIP && (n = class_at(t, x, stop, t->space_class))) stop += n;
@@ -1164,15 +1164,15 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
 // export.py takes the model's chat template apart. A row of TURNS is what it writes around a turn, the first or a later
-// one, without a system prompt and, if it takes any, with it: texts (PAST before a turn that has a reply, LAST before one
-// that awaits it, in halves between which the system prompt may stand), classes of what it strips from contents, left and
-// right, bits, and how many bytes of the text before an empty content go with it.
+// one, without a system prompt and, if it takes any, with it: texts (PAST before a turn that has a reply, LAST before
+// one that awaits it, in halves between which the system prompt may stand), classes of what it strips from contents,
+// left and right, bits, and how many bytes of the text before an empty content go with it.
 
 enum { PAST = 0, LAST = 4, BETWEEN = 8, PROMPT = 10, CUT = 12, OF_USER = 14, OF_REPLY = 16, OF_CUT = 18, OF_SYSTEM = 20,
        BITS = 22, DROP, TURN_WIDTH };
 enum { IN_PAST = 1, IN_LAST = 2, EMPTY_IS_NONE = 4 };  // BITS: where the system prompt stands, what an empty one is
 
-// A content, of a kind OF_..., as the template repeats it: stripped, a reply without all up to the last CUT, "</think>".
+// A content, of a kind OF_..., as the template repeats it: stripped; a reply without all up to the last CUT, </think>.
 static Buffer repeated(const Tokenizer *t, Buffer b, const uint32_t *row, int kind) {
     Stretch x = {.s = b.data, .size = b.size};
     size_t start = 0, n = kind == OF_REPLY ? row[CUT + 1] : 0;
@@ -1339,7 +1339,8 @@ static int open_output(const char **name) {
     bool in_place = !stat(path, &info) && !S_ISREG(info.st_mode);
     *name = path;
     if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", path, (long)getpid()) >= PATH_MAX) unfinished[0] = 0;
-    int fd = open(in_place ? path : unfinished, O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC | O_NOFOLLOW), 0666);
+    int how = O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC | O_NOFOLLOW);
+    int fd = open(in_place ? path : unfinished, how, 0666);
     if (fd < 0) unfinished[0] = 0, die("cannot write %s: %s (check the path)", path, strerror(errno));
     return fd;
 }
@@ -1651,8 +1652,8 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     }
     char line[128];
     nll /= (double)scored;
-    if (scores)
-        print(line, (size_t)snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored));
+    int size = snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored);
+    if (scores) print(line, (size_t)size);
     if (hidden) write_all(fd, r.hidden, states * sizeof(float), path);
     close_output(fd, path);
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds(CLOCK_MONOTONIC) - start));
