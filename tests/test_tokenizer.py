@@ -372,8 +372,8 @@ def test_options(seed, tmp_path):
     found = [token.content if not token.normalized or not tokenizer.normalizer
              else tokenizer.normalizer.normalize_str(token.content)
              for token in tokenizer.get_added_tokens_decoder().values()]
-    if len({*found}) < len(found):
-        return  # two added tokens are the same when normalized: `tokenizers` takes either, at random
+    if len({*found}) < len(found) or "" in found:
+        return  # added tokens that normalizing makes equal, or empty: `tokenizers` takes either, at random, or all memory
     source = tmp_path / "tokenizer.json"
     tokenizer.save(str(source))
     try:
