@@ -1267,10 +1267,11 @@ static void check_logits(const float *logits, size_t n, size_t position) {
 // negative ones multiplied. Returns the id of the largest, the lowest at a tie.
 static size_t penalize(Sampler *s, const float *logits, size_t position) {
     size_t best = 0;
+    float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
     check_logits(logits, s->vocab_size, position);
     for (size_t i = 0; i < s->vocab_size; i++) {
-        double factor = !s->seen[i] ? 1 : logits[i] > 0 ? 1 / s->penalty : s->penalty;
-        s->logits[i] = (float)fmin((double)logits[i] * factor, FLT_MAX);
+        float penalized = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
+        s->logits[i] = s->seen[i] ? fminf(penalized, FLT_MAX) : logits[i];
         if (s->logits[i] > s->logits[best]) best = i;
     }
     if (s->logits[best] == -INFINITY) die("all logits at position %zu are -inf (see -m check)", position);
