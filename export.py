@@ -1394,10 +1394,10 @@ def export(source, path):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
     if path.is_dir() or path.exists() and path.samefile(source):
         fail(f"{path} is a folder or the source itself (give another name)")
-    with replacing(path) as model, replacing(path.with_name(path.stem + ".tokenizer.bin")) as tokenizer:
+    final = path.with_name(path.stem + ".tokenizer.bin")
+    with replacing(path) as model, replacing(final) as tokenizer:
         opened = open_source(source)
         rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
-        final = path.with_name(path.stem + ".tokenizer.bin")
         if not write_tokenizer(source, tokenizer, rows) and final.exists():
             fail(f"{source} has no tokenizer, and {final} is of another model (remove it, or give another name)")
         write_model(opened, model, tokenizer_hash(source))

@@ -824,6 +824,21 @@ def test_round_trip_of_other_sources(run, exported, tmp_path, source):
     assert torch.equal(*logits)
 
 
+def test_no_tokenizer_of_another_model_is_left_beside(run, tmp_path):
+    """A source without a tokenizer does not take the name beside an older one, which run could not tell from its own."""
+    folder, stale = models.tiny_llama(tmp_path / "m"), tmp_path / "m.tokenizer.bin"
+    stale.write_bytes(b"another model's")
+    code, error = run(folder, tmp_path / "m.bin")
+    assert code == 1 and "is of another model" in error
+    assert not (tmp_path / "m.bin").exists() and stale.read_bytes() == b"another model's"
+
+
+def test_weights_of_a_round_trip_are_as_readable_as_its_config(run, exported, tmp_path):
+    exported(models.tiny_llama(tmp_path / "m"))
+    assert run("--hf", tmp_path / "back", tmp_path / "m.bin")[0] == 0
+    assert len({file.stat().st_mode for file in (tmp_path / "back").iterdir()}) == 1
+
+
 @pytest.mark.parametrize("key", ["num_hidden_layers", "head_dim", "hidden_size"])
 def test_absurd_sizes_take_no_memory(run, tmp_path, key):
     folder = models.tiny_llama(tmp_path / "m")
