@@ -12,8 +12,10 @@
 #include <float.h>
 #include <limits.h>
 #include <math.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -29,6 +31,10 @@
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
+#else
+static int omp_get_num_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_max_threads(void) { return 1; }
 #endif
 
 // ---- errors and memory ----------------------------------------------------------------------------------------------
@@ -92,34 +98,68 @@ static File map_file(const char *path) {
     return close(fd), (File){data, size, path};
 }
 
+// ---- threads --------------------------------------------------------------------------------------------------------
+// The forward pass runs in all threads at once. Where there is work to share, each takes the next of n items that nobody
+// has taken, until there is none, and then waits for the others to finish theirs:
+//     for (size_t i; next_item(&i, n);) ... item i ...
+// Who computes an item never changes how. Waiting gives way to other programs after a while.
+static struct { _Alignas(64) atomic_size_t next; _Alignas(64) atomic_int waiting; _Alignas(64) atomic_uint round; } team;
+
+static bool next_item(size_t *item, size_t n) {
+    enum { SPINS = 2000 };  // some microseconds
+    if ((*item = atomic_fetch_add(&team.next, 1)) < n) return true;
+    unsigned round = atomic_load(&team.round);
+    if (atomic_fetch_add(&team.waiting, 1) + 1 == omp_get_num_threads()) {  // the last one to come
+        atomic_store(&team.waiting, 0), atomic_store(&team.next, 0), atomic_store(&team.round, round + 1);
+    }
+    for (int i = 0; atomic_load(&team.round) == round; i++) if (i > SPINS) sched_yield();
+    return false;
+}
+
 // ---- vectors --------------------------------------------------------------------------------------------------------
 // A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree: this fixes the
-// result on any machine. A register has WIDTH lanes; all of them hold the sums of TILE_T tokens by TILE_R rows.
+// result on any machine. A register has WIDTH lanes. The kernels multiply TILE_T tokens by TILE_R rows at a time, so
+// that all their sums stay in registers.
 #if defined __AVX512F__
 enum { LANES = 16, WIDTH = 16, PARTS = LANES / WIDTH, TILE_T = 6, TILE_R = 4 };
 #else
-enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 2 };
+enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 2, TILE_R = 4 };
 #endif
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
+#ifdef __clang__
+#define ROLLED
+#else
+#define ROLLED _Pragma("GCC unroll 1")  // or gcc takes the elements of a vector apart before it sees the vector
+#endif
+#define SHUFFLE __builtin_shufflevector
 typedef float Vec __attribute__((vector_size(4 * WIDTH)));
+typedef float Half __attribute__((vector_size(32)));
+typedef float Quad __attribute__((vector_size(16)));
+typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH)));
 typedef float LooseVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));  // anywhere in memory
+typedef float LooseQuad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef uint16_t LooseShorts __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
 
 INLINE Vec load(const float *p) { return *(const LooseVec *)p; }
+INLINE void store(float *p, Vec v) { *(LooseVec *)p = v; }
 
 // a * b + c, each element rounded once.
 INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
-    for (int i = 0; i < WIDTH; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    ROLLED for (int i = 0; i < WIDTH; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
 }
 
-// The sum of 16 lanes: lane i takes lane i + 8, then i + 4, i + 2, i + 1.
-INLINE float sum_lanes(const void *lanes) {
-    float s[LANES];
-    memcpy(s, lanes, sizeof s);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) s[i] += s[i + half];
-    return s[0];
+// The sums of TILE_R = 4 rows of 16 lanes: lane i takes lane i + 8, then i + 4, i + 2, i + 1.
+INLINE Quad sum_lanes(Vec lanes[TILE_R][PARTS]) {
+    Half h[TILE_R];
+    UNROLL for (int r = 0; r < TILE_R; r++)
+        h[r] = SHUFFLE(lanes[r][0], lanes[r][PARTS - 1], 0, 1, 2, 3, 4, 5, 6, 7) +
+               SHUFFLE(lanes[r][0], lanes[r][PARTS - 1], 8, 9, 10, 11, 12, 13, 14, 15);
+    Half a = SHUFFLE(h[0], h[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(h[0], h[1], 4, 5, 6, 7, 12, 13, 14, 15);
+    Half b = SHUFFLE(h[2], h[3], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(h[2], h[3], 4, 5, 6, 7, 12, 13, 14, 15);
+    Half c = SHUFFLE(a, b, 0, 1, 4, 5, 8, 9, 12, 13) + SHUFFLE(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
+    return SHUFFLE(c, c, 0, 2, 4, 6) + SHUFFLE(c, c, 1, 3, 5, 7);
 }
 
 // e^x to about 1 ulp, without a branch so that loops over it become vectors: x = n ln 2 + r with |r| <= ln 2 / 2, the
@@ -211,9 +251,9 @@ static const struct { const char *name; char kind; double low, high; } FIELDS[] 
 enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
 _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_SIZE, "one slot a field");
 
-#define MEMBER(name, type, present, rows, columns) const float *name;
-typedef struct { TENSORS_OF_LAYER(MEMBER) } Layer;
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
+#define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
+typedef struct { TENSORS_OF_LAYER(MEMBER) } Layer;
 typedef struct {
     Config config;
     File file;
@@ -250,14 +290,14 @@ static void check_config(const Config *c, const char *path) {
 }
 
 // Finds the next tensor, at the next multiple of `align` bytes, and notes it in the model's list.
-static const float *take(Model *m, const char *name, int layer, Type type, size_t rows, size_t columns, size_t align) {
+static const Tensor *take(Model *m, const char *name, int layer, Type type, size_t rows, size_t columns, size_t align) {
     size_t start = round_up(m->taken, align);
     m->taken = add(start, mul(mul(rows, columns), type == BF16 ? 2 : 4));
     if (m->taken > m->file.size)
         die("%s ends early: %s of %zu x %zu would end at byte %zu, the file has %zu (copy or export it again)",
             m->file.path, name, rows, columns, m->taken, m->file.size);
-    m->tensors[m->n_tensors++] = (Tensor){name, layer, type, rows, columns, m->file.data + start};
-    return (const float *)(const void *)(m->file.data + start);
+    m->tensors[m->n_tensors] = (Tensor){name, layer, type, rows, columns, m->file.data + start};
+    return &m->tensors[m->n_tensors++];
 }
 
 // Room for the layers and the list of their tensors.
@@ -265,13 +305,12 @@ static void allocate_layers(Model *m) {
     size_t n = m->config.n_layers;
     if (n > m->file.size) die("%s: n_layers is %zu in %zu bytes (the file is damaged)", m->file.path, n, m->file.size);
     m->layers = allocate(n, sizeof(Layer), "the layers");
-    m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(float *)), 16), sizeof(Tensor), "the list of tensors");
+    m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(Tensor *)), 16), sizeof(Tensor), "the list of tensors");
 }
 
 // Dies unless the integer tables hold what is supported.
 static void check_tables(const Model *m) {
-    const int32_t *eos = (const void *)m->eos_ids, *rope = (const void *)m->layer_rope;
-    const int32_t *w = (const void *)m->layer_window;
+    const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *rope = m->layer_rope->data, *w = m->layer_window->data;
     for (size_t l = 0; l < m->config.n_layers; l++)
         if (w[l] || rope[l] != 1) die("%s: layer %zu has window %d and table %d, supported: 0 and 1 (update run.c)",
                                       m->file.path, l, w[l], rope[l]);
@@ -324,7 +363,8 @@ static void load_llama2c(Model *m, bool version) {
     check_config(c, m->file.path);
     float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
     for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)head_dim);
-    m->rope_freq = freq, m->eos_ids = (const void *)end_ids, allocate_layers(m);
+    static Tensor frequencies = {.name = "rope_freq"}, end = {.name = "eos_ids", .data = end_ids};
+    frequencies.data = freq, m->rope_freq = &frequencies, m->eos_ids = &end, allocate_layers(m);
     m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
 #define ONE(name, rows, columns) m->name = take(m, #name, OF_NO_LAYER, F32, rows, columns, 4);
 #define ALL(name, rows, columns) \
@@ -356,120 +396,192 @@ static void load_model(Model *m, const char *path) {
 }
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
-typedef Vec Sums[TILE_T][TILE_R][PARTS];
+// Arrays of activations (T, n) have rows of this many floats: what is behind element n stays 0, so that vectors need no
+// special end, and rows a multiple of 4096 bytes apart would fight for the same lines of the cache.
+static size_t stride(size_t n) { return add(round_up(n, LANES), LANES); }
 
-// acc[t][r] += x_t[k .. k + 16] * w_r[k .. k + 16], lane by lane.
-INLINE void tile_step(Sums acc, const float *x, size_t x_stride, const float *const w[TILE_R], size_t k, int T) {
-    Vec wv[TILE_R][PARTS];
-    UNROLL for (int r = 0; r < TILE_R; r++)
-        UNROLL for (int p = 0; p < PARTS; p++) wv[r][p] = load(w[r] + k + p * WIDTH);
-    UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int p = 0; p < PARTS; p++) {
-            Vec xv = load(x + (size_t)t * x_stride + k + p * WIDTH);
-            UNROLL for (int r = 0; r < TILE_R; r++) acc[t][r][p] = multiply_add(xv, wv[r][p], acc[t][r][p]);
-        }
+// 16 weights from element i on, or WIDTH of them; bfloat16 is the upper half of a float32.
+INLINE Vec load_weights(const void *w, size_t i, Type type) {
+    if (type == F32) return load((const float *)w + i);
+    Bits bits = __builtin_convertvector(*(const LooseShorts *)(const void *)((const uint16_t *)w + i), Bits) << 16;
+    Vec v;
+    return memcpy(&v, &bits, sizeof v), v;
 }
 
-// out[t][r] = x[t] . w[r] for T tokens (a constant, so that the sums live in registers) and TILE_R rows of w (rows, n)
-// from `first`; where `last` leaves fewer, the last is computed several times over: the same value, to the same place.
-// What is left of n after the last 16 is copied to rows padded with zeros.
-INLINE void tile(float *out, size_t out_stride, const float *x, size_t x_stride, const float *w, size_t n, size_t first,
-                 size_t last, int T) {
-    Sums acc;
-    const float *w_row[TILE_R];
-    size_t k = 0;
-    memset(&acc, 0, sizeof acc);
-    UNROLL for (size_t r = 0; r < TILE_R; r++) w_row[r] = w + min_size(first + r, last - 1) * n;
-    for (; k + LANES <= n; k += LANES) tile_step(acc, x, x_stride, w_row, k, T);
-    if (k < n) {
-        float x_rest[TILE_T][LANES] = {{0}}, w_rest[TILE_R][LANES] = {{0}};
-        for (int t = 0; t < T; t++) memcpy(x_rest[t], x + (size_t)t * x_stride + k, (n - k) * sizeof(float));
-        for (int r = 0; r < TILE_R; r++) w_row[r] = memcpy(w_rest[r], w_row[r] + k, (n - k) * sizeof(float));
-        tile_step(acc, x_rest[0], LANES, w_row, 0, T);
+static float weight(const Tensor *t, size_t i) {
+    if (t->type == F32) return ((const float *)t->data)[i];
+    union { uint32_t bits; float value; } widened = {(uint32_t)((const uint16_t *)t->data)[i] << 16};
+    return widened.value;
+}
+
+// out[t][r] = x[t] . w[r], or that much more, over n elements (a multiple of 16) of T tokens and R rows. T and R are
+// constants, the T * R sums live in registers: a vector of x serves R rows, a vector of w T tokens. Element k of row r
+// is at w[r * row + k / 16 * step + k % 16].
+INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
+                 size_t step, Type type, size_t n, size_t T, size_t R) {
+    Vec acc[6][8][PARTS];
+    UNROLL for (size_t p = 0; p < PARTS; p++) {
+        Vec sum[6][8];
+        UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = (Vec){0};
+        for (size_t k = 0; k < n / LANES; k++) {
+            Vec wv[8];
+            UNROLL for (size_t r = 0; r < R; r++) wv[r] = load_weights(w, r * row + k * step + p * WIDTH, type);
+            UNROLL for (size_t t = 0; t < T; t++) {  // volatile: or gcc loads xv again for each row
+                Vec xv = *(const volatile LooseVec *)(x + t * x_stride + k * LANES + p * WIDTH);
+                UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = multiply_add(xv, wv[r], sum[t][r]);
+            }
+        }
+        UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) acc[t][r][p] = sum[t][r];
     }
-    UNROLL for (int t = 0; t < T; t++, out += out_stride)
-        UNROLL for (size_t r = 0; r < TILE_R; r++) out[min_size(first + r, last - 1)] = sum_lanes(acc[t][r]);
-}
-
-// The same for any T and rows first..last, on one thread.
-static void matmul_rows(float *out, size_t out_stride, const float *x, size_t x_stride, const float *w, size_t n,
-                        size_t first, size_t last, size_t T) {
-    for (size_t r = first; r < last; r += TILE_R)
-        for (size_t t = 0, step; t < T; t += step) {
-            float *out_t = out + t * out_stride;
-            const float *x_t = x + t * x_stride;
-            step = T - t >= TILE_T ? TILE_T : T - t >= 2 ? 2 : 1;
-            if (step == TILE_T) tile(out_t, out_stride, x_t, x_stride, w, n, r, last, TILE_T);
-            else if (step == 2) tile(out_t, out_stride, x_t, x_stride, w, n, r, last, 2);
-            else tile(out_t, out_stride, x_t, x_stride, w, n, r, last, 1);
+    UNROLL for (size_t t = 0; t < T; t++)
+        UNROLL for (size_t r = 0; r < R; r += TILE_R) {
+            LooseQuad *to = (LooseQuad *)(out + t * out_stride + r);
+            Quad s = sum_lanes(acc[t] + r);
+            if (more) s += *to;
+            *to = s;
         }
 }
 
-// out (T, rows) = x (T, n) times the transpose of w (rows, n), plus bias (rows) if not NULL. Threads share the rows.
-static void matmul(float *out, const float *x, const float *w, const float *bias, size_t T, size_t n, size_t rows) {
-    enum { BLOCK = 8 * TILE_R };
-    #pragma omp parallel for schedule(static) if (T * n * rows > 1 << 18)  // worth waking them
-    for (size_t first = 0; first < rows; first += BLOCK) {
-        size_t last = min_size(first + BLOCK, rows);
-        matmul_rows(out, rows, x, n, w, n, first, last, T);
+// The same for any T up to 6, and 8 rows for one token: so many streams read memory faster than 4.
+static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
+                  size_t step, Type type, size_t n, size_t T) {
+#define TILE(T, R)                                                                                                     \
+    if (type == F32) tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R);                             \
+    else tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R)
+    switch (T) {
+    case 1: TILE(1, 8); break;
+    case 2: TILE(2, 4); break;
+    case 3: TILE(3, 4); break;
+    case 4: TILE(4, 4); break;
+    case 5: TILE(5, 4); break;
+    default: TILE(6, 4);
+    }
+}
+
+enum { PANEL = 32, K_BLOCK = 1024 };  // rows and elements of w that are multiplied while they are in the cache
+
+// Copies count elements from k on of n_rows rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
+static void pack(float *packed, const Tensor *w, size_t first, size_t n_rows, size_t group, size_t k, size_t count) {
+    for (size_t start = first; start < first + n_rows; start += group)
+        for (size_t i = k; i < k + count; i += LANES)
+            for (size_t r = start; r < start + group; r++, packed += LANES) {
+                size_t at = r * w->columns + i, left = r < w->rows ? min_size(LANES, w->columns - i) : 0;
+                for (size_t p = 0; p < LANES && left == LANES; p += WIDTH)
+                    store(packed + p, load_weights(w->data, at + p, w->type));
+                float last[LANES] = {0};  // the end of a row, where LANES may reach beyond the file
+                for (size_t j = 0; j < left && left < LANES; j++) last[j] = weight(w, at + j);
+                if (left < LANES) memcpy(packed, last, sizeof last);
+            }
+}
+
+// Rows first .. last of w (rows, columns) times x: out (T, rows) = x (T, columns) w^T. They are read from memory once: a
+// panel of rows is taken a block of k at a time, and copied to where every tile finds it in one stretch if T takes more
+// than one tile.
+static void multiply(float *out, size_t out_stride, const float *x, size_t x_stride, const Tensor *w, size_t first,
+                     size_t last, size_t T) {
+    _Alignas(64) float packed[PANEL * K_BLOCK];
+    size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
+    for (size_t panel = n_tiles > 1 ? PANEL : group; first < last; first += panel)
+        for (size_t k = 0, count; k < n; k += count) {
+            count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
+            size_t rows = min_size(panel, round_up(last - first, group)), padded = round_up(count, LANES);
+            bool copy = n_tiles > 1 || count < LANES || first + rows > w->rows;
+            if (copy) pack(packed, w, first, rows, group, k, count);
+            for (size_t i = 0; i < n_tiles; i++)
+                for (size_t r = 0, t = T * i / n_tiles; r < rows; r += group) {
+                    const char *at = copy ? (char *)(packed + r * padded)
+                                          : (const char *)w->data + ((first + r) * n + k) * size;
+                    tiles(out + t * out_stride + first + r, out_stride, k > 0, x + t * x_stride + k, x_stride, at,
+                          copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, padded,
+                          T * (i + 1) / n_tiles - t);
+                }
+        }
+}
+
+// out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share the panels of rows.
+static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
+    size_t to = stride(w->rows);
+    for (size_t i; next_item(&i, (w->rows + PANEL - 1) / PANEL);) {
+        size_t first = i * PANEL, last = min_size(first + PANEL, w->rows);
+        multiply(out, to, x, stride(w->columns), w, first, last, T);
         for (size_t t = 0; bias && t < T; t++)
-            for (size_t r = first; r < last; r++) out[t * rows + r] += bias[r];
+            for (size_t r = first; r < last; r++) out[t * to + r] += ((const float *)bias->data)[r];
     }
 }
 
-// RMSNorm (Zhang and Sennrich 2019), for each of T rows of n: out = x / sqrt(mean(x^2) + eps) * weight, in double, the
-// sum in 16 lanes; out may be x.
-static void rmsnorm(float *out, const float *x, const float *weight, double eps, size_t T, size_t n) {
-    for (size_t t = 0; t < T; t++, x += n, out += n) {
-        double lane[LANES] = {0};
-        for (size_t i = 0; i < n; i += LANES)
-            for (size_t j = 0; j < min_size(LANES, n - i); j++) lane[j] += (double)x[i + j] * (double)x[i + j];
-        for (int half = LANES / 2; half > 0; half /= 2)
-            for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-        double scale = 1 / sqrt(lane[0] / (double)n + eps);
-        for (size_t i = 0; i < n; i++) out[i] = (float)((double)x[i] * scale * (double)weight[i]);
-    }
+// RMSNorm (Zhang and Sennrich 2019) of a row of n: out = x / sqrt(mean(x^2) + eps) * weight, in double, the sum in 16
+// lanes; out may be x.
+static void rmsnorm(float *out, const float *x, const float *weight, double eps, size_t n) {
+    double lane[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t j = 0; j < min_size(LANES, n - i); j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    double scale = 1 / sqrt(lane[0] / (double)n + eps);
+    for (size_t i = 0; i < n; i++) out[i] = (float)((double)x[i] * scale * (double)weight[i]);
 }
 
 // SwiGLU (Shazeer 2020): gate = silu(gate) * up, silu(x) = x / (1 + e^-x), over n elements.
 static void swiglu(float *gate, const float *up, size_t n) {
-    #pragma omp parallel for schedule(static) if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64 };  // positions that attention takes at a time
+enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
 typedef struct { float largest; double sum; } Softmax;  // score so far; of e^(score - largest) so far
 
-// What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through.
+// What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows of
+// activations have stride() floats, heads in the cache and in attention head_stride: head_dim rounded up to 16.
 typedef struct {
     const Model *model;
     size_t context, chunk, logit_rows, position;  // position: tokens in the cache
+    size_t head_stride, q_rows;                   // q_rows: queries that share a key/value head, at least Q_ROWS
     void *block;                                  // that holds all of these:
-    float *k_cache, *v_cache;                     // (n_layers, n_kv_heads, context, head_dim)
     float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
-    float *q, *attended, *k, *v;                  // (T, n_heads, head_dim), of k and v (T, n_kv_heads, head_dim)
-    float *scores;                                // (T, n_heads, KV_BLOCK)
-    Softmax *softmax;                             // (T, n_heads)
+    float *q, *attended, *k, *v;                  // (T, n_heads * head_dim), of k and v (T, n_kv_heads * head_dim)
     float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, rope_dim / 2)
+    float *scratch;                               // (threads, q_rows, 3 * head_stride + KV_BLOCK)
+    float *parts;                                 // (n_heads, context / KV_BLOCK, head_stride)
+    Softmax *part_sums;                           // (n_heads, context / KV_BLOCK)
     float *logits;                                // (logit_rows, vocab_size)
+    float *k_cache, *v_cache;                     // of each layer (n_kv_heads, slots, head_dim)
     float *hidden;                                // (n_layers + 1, context, dim) if asked for, else NULL
 } Run;
 
-// Values that the keys of one position take in all layers; so do the values.
-static size_t cache_row(const Config *c) { return mul(c->n_layers, mul(c->n_kv_heads, c->head_dim)); }
+static size_t window_of(const Model *m, size_t l) {
+    return m->layer_window ? (size_t)((const int32_t *)m->layer_window->data)[l] : 0;
+}
+static size_t scratch_row(const Run *r) { return 3 * r->head_stride + KV_BLOCK + 2 * sizeof(Softmax) / sizeof(float); }
+
+// Positions that layer l's cache holds, position p in slot p % slots, so that a block of positions is in one stretch:
+// the whole context, or with a sliding window what the tokens of a chunk see.
+static size_t slots(const Run *r, size_t l) {
+    size_t window = window_of(r->model, l), context = round_up(r->context, KV_BLOCK);
+    return window ? min_size(context, round_up(window + r->chunk - 1, KV_BLOCK)) : context;
+}
+
+// Floats of the keys of layers before l; of the values as well.
+static size_t cache_before(const Run *r, size_t l) {
+    size_t sum = 0;
+    for (size_t i = 0; i < l; i++) sum = add(sum, slots(r, i));
+    return mul(sum, mul(r->model->config.n_kv_heads, r->head_stride));
+}
 
 // Sets the arrays to successive parts of a block, each aligned to 64 bytes; returns what they take together.
 static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
-    size_t T = r->chunk, q_dim = mul(c->n_heads, c->head_dim), kv_dim = mul(c->n_kv_heads, c->head_dim);
-    size_t half = c->rope_dim / 2, cached = mul(cache_row(c), r->context), end = 0;
+    r->head_stride = round_up(c->head_dim, LANES), r->q_rows = c->n_heads / c->n_kv_heads;
+    if (r->q_rows < Q_ROWS) r->q_rows = Q_ROWS;
+    size_t T = r->chunk, q_dim = stride(mul(c->n_heads, c->head_dim)), kv_dim = stride(mul(c->n_kv_heads, c->head_dim));
+    size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), half = c->rope_dim / 2, end = 0;
+    size_t blocks = mul(c->n_heads, r->context / KV_BLOCK + 1), cached = cache_before(r, c->n_layers);
+    size_t work = mul(r->q_rows, scratch_row(r));
     struct { void *array; size_t rows, columns; } arrays[] = {
-        {&r->x, T, c->dim}, {&r->normed, T, c->dim}, {&r->branch, T, c->dim}, {&r->q, T, q_dim},
-        {&r->attended, T, q_dim}, {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->scores, T, mul(c->n_heads, KV_BLOCK)},
-        {&r->softmax, T, mul(c->n_heads, sizeof(Softmax) / sizeof(float))}, {&r->gate, T, c->hidden_dim},
-        {&r->up, T, c->hidden_dim}, {&r->cosine, T, half}, {&r->sine, T, half},
-        {&r->logits, r->logit_rows, c->vocab_size}, {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached}};
+        {&r->x, T, dim}, {&r->normed, T, dim}, {&r->branch, T, dim}, {&r->q, T, q_dim}, {&r->attended, T, q_dim},
+        {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->gate, T, hidden_dim}, {&r->up, T, hidden_dim},
+        {&r->cosine, T, half}, {&r->sine, T, half}, {&r->scratch, (size_t)omp_get_max_threads(), work},
+        {&r->parts, blocks, r->head_stride}, {&r->part_sums, blocks, sizeof(Softmax) / sizeof(float)},
+        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (block) memcpy(arrays[i].array, &(char *){block + end}, sizeof(char *));
         end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
@@ -483,94 +595,218 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     lay_out(r, (char *)round_up((size_t)r->block, 64));
 }
 
-// Cosine and sine of position * frequency for T positions, the product and both functions in double.
-static void rope_angles(Run *r, size_t T) {
+// What one thread needs to attend for a tile of queries that share a key/value head.
+typedef struct { float *q, *scores, *part, *total; Softmax *part_sum, *sum; } Scratch;
+
+static float *head_of(const Run *r, float *heads, size_t t, size_t head) {
     const Config *c = &r->model->config;
-    size_t half = c->rope_dim / 2;
-    for (size_t i = 0; i < T * half; i++) {
-        double angle = (double)(r->position + i / half) * (double)r->model->rope_freq[i % half];
-        r->cosine[i] = (float)(cos(angle) * c->rope_attention_factor);
-        r->sine[i] = (float)(sin(angle) * c->rope_attention_factor);
+    return heads + t * stride(c->n_heads * c->head_dim) + head * c->head_dim;
+}
+
+// This thread's, with the queries of T tokens from t0 on for key/value head h, each in a row of head_stride.
+static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
+    size_t rows = r->q_rows, n = r->head_stride, head_dim = r->model->config.head_dim;
+    size_t group = r->model->config.n_heads / r->model->config.n_kv_heads;
+    float *at = r->scratch + (size_t)omp_get_thread_num() * rows * scratch_row(r);
+    Scratch s = {at, at + rows * n, at + rows * (n + KV_BLOCK), at + rows * (2 * n + KV_BLOCK),
+                 (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK)), (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK)) + rows};
+    for (size_t q = 0; q < T * group; q++) {
+        memcpy(s.q + q * n, head_of(r, r->q, t0 + q / group, h * group + q % group), head_dim * sizeof(float));
+        memset(s.total + q * n, 0, n * sizeof(float)), s.sum[q] = (Softmax){-INFINITY, 0};
+    }
+    return s;
+}
+
+// The first block of positions of which token t of the chunk sees any.
+static size_t first_block(const Run *r, size_t l, size_t t) {
+    size_t window = window_of(r->model, l), end = r->position + t + 1;
+    return (window && end > window ? end - window : 0) / KV_BLOCK;
+}
+
+// Sine and cosine of x >= 0, in double and without libm, so that they are the same everywhere: x = n pi / 2 + r with
+// |r| <= pi / 4, Taylor polynomials of r, and the quadrant n % 4.
+static void sine_cosine(double x, double *sine, double *cosine) {
+    double n = floor(x * 0x1.45f306dc9c883p-1 + 0.5);
+    double r = fma(n, -0x1.1a62633145c07p-54, fma(n, -0x1.921fb54442d18p0, x)), s = 0, c = 0, square = r * r;
+    for (int i = 16; i > 0; i -= 2) c = (1 + c) * -square / (i * (i - 1)), s = (1 + s) * -square / (i * (i + 1));
+    s = r + r * s, c = 1 + c;
+    int quadrant = (int)fmod(n, 4);
+    *sine = quadrant == 0 ? s : quadrant == 1 ? c : quadrant == 2 ? -s : -c;
+    *cosine = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
+}
+
+// Cosine and sine of position * frequency for the token at r->position + t.
+static void rope_angles(Run *r, size_t t) {
+    const Config *c = &r->model->config;
+    for (size_t i = 0, half = c->rope_dim / 2; i < half; i++) {
+        double sine, cosine;
+        sine_cosine((double)(r->position + t) * (double)((const float *)r->model->rope_freq->data)[i], &sine, &cosine);
+        r->cosine[t * half + i] = (float)(cosine * c->rope_attention_factor);
+        r->sine[t * half + i] = (float)(sine * c->rope_attention_factor);
     }
 }
 
-// Rotary position embedding (Su et al. 2021) of heads (T, n_heads, head_dim): each pair (a, b) of the first rope_dim
-// elements of a head is turned by its angle.
-static void rope(const Run *r, float *heads, size_t T, size_t n_heads) {
+// Rotary position embedding (Su et al. 2021) of token t's heads (n_heads, head_dim): each pair (a, b) of the first
+// rope_dim elements of a head is turned by its angle.
+static void rope(const Run *r, float *heads, size_t t, size_t n_heads) {
     const Config *c = &r->model->config;
     size_t half = c->rope_dim / 2, step = c->rope_pairs ? 2 : 1, apart = c->rope_pairs ? 1 : half;
-    for (size_t row = 0; row < T * n_heads; row++, heads += c->head_dim) {
-        const float *cosine = r->cosine + row / n_heads * half, *sine = r->sine + row / n_heads * half;
+    const float *cosine = r->cosine + t * half, *sine = r->sine + t * half;
+    for (size_t h = 0; h < n_heads; h++, heads += c->head_dim)
         for (size_t i = 0; i < half; i++) {
             float *a = heads + i * step, *b = a + apart, turned = *a * cosine[i] - *b * sine[i];
             *b = *b * cosine[i] + *a * sine[i], *a = turned;
         }
-    }
 }
 
-// Copies T new heads of k or v (T, n_kv_heads, head_dim) to a layer's cache (n_kv_heads, context, head_dim).
-static void store(const Run *r, float *cache, const float *heads, size_t T) {
-    size_t n_kv_heads = r->model->config.n_kv_heads, head_dim = r->model->config.head_dim;
-    for (size_t i = 0; i < T * n_kv_heads; i++)
-        memcpy(cache + (i % n_kv_heads * r->context + r->position + i / n_kv_heads) * head_dim, heads + i * head_dim,
-               head_dim * sizeof(float));
-}
-
-// Takes one block of scores into a head's running softmax: p becomes e^(scale * p - m), m the largest score so far.
-// Returns e^(m before - m now), by which what has been summed so far must fade.
-static float softmax_step(Softmax *s, float *p, size_t count, float scale) {
-    float largest = s->largest, lane[LANES] = {0};
-    for (size_t i = 0; i < count; i++) p[i] *= scale;
-    for (size_t i = 0; i < count; i++) largest = p[i] > largest ? p[i] : largest;
-    for (size_t i = 0; i < count; i++) p[i] = fast_exp(p[i] - largest);
-    for (size_t i = 0; i < count; i++) lane[i % LANES] += p[i];
-    float fade = fast_exp(s->largest - largest);
-    *s = (Softmax){largest, s->sum * (double)fade + (double)sum_lanes(lane)};
-    return fade;
-}
-
-// Attention of the `group` query heads that share one key/value head, for one token that sees n positions:
-//   out = softmax(scale * q . k) v,  q and out (group, head_dim), k and v (n, head_dim), scores (group, KV_BLOCK).
-// The softmax is taken online (Milakov and Gimelshein 2018), a block of positions at a time, so that each key and value
-// is read from memory once for all heads of the group; at the end out is divided by the sum of the weights.
-static void attend(float *restrict out, Softmax *softmax, float *scores, const float *q, const float *k,
-                   const float *restrict v, size_t n, size_t group, size_t head_dim, float scale) {
-    for (size_t h = 0; h < group; h++) softmax[h] = (Softmax){-INFINITY, 0};
-    memset(out, 0, group * head_dim * sizeof(float));
-    for (size_t start = 0; start < n; start += KV_BLOCK, k += KV_BLOCK * head_dim, v += KV_BLOCK * head_dim) {
-        size_t count = min_size(KV_BLOCK, n - start);
-        matmul_rows(scores, KV_BLOCK, q, head_dim, k, head_dim, 0, count, group);
-        for (size_t h = 0; h < group; h++) {
-            float *p = scores + h * KV_BLOCK, *o = out + h * head_dim;
-            float fade = softmax_step(&softmax[h], p, count, scale);
-            for (size_t d = 0; d < head_dim; d++) o[d] *= fade;
-            for (size_t i = 0; i < count; i++)
-                for (size_t d = 0; d < head_dim; d++) o[d] = __builtin_fmaf(p[i], v[i * head_dim + d], o[d]);
-        }
-    }
-    for (size_t i = 0; i < group * head_dim; i++) out[i] = (float)((double)out[i] / softmax[i / head_dim].sum);
-}
-
-// Attention of T tokens at the run's position over a layer's cache. Threads share the pairs of token and kv head.
-static void attention(Run *r, const float *k_cache, const float *v_cache, size_t T) {
+// Copies token t's heads of k or v (n_kv_heads, head_dim) to its slot in layer l's cache.
+static void keep(const Run *r, float *cache, const float *heads, size_t l, size_t t) {
     const Config *c = &r->model->config;
-    size_t n_kv_heads = c->n_kv_heads, head_dim = c->head_dim, group = c->n_heads / n_kv_heads;
-    #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * head_dim * (r->position + T) > 1 << 18)
-    for (size_t i = 0; i < T * n_kv_heads; i++) {
-        size_t cached = i % n_kv_heads * r->context * head_dim, head = i * group, n = r->position + i / n_kv_heads + 1;
-        attend(r->attended + head * head_dim, r->softmax + head, r->scores + head * KV_BLOCK, r->q + head * head_dim,
-               k_cache + cached, v_cache + cached, n, group, head_dim, (float)c->attention_scale);
+    size_t n = slots(r, l), slot = (r->position + t) % n;
+    for (size_t h = 0; h < c->n_kv_heads; h++)
+        memcpy(cache + cache_before(r, l) + (h * n + slot) * r->head_stride, heads + h * c->head_dim,
+               c->head_dim * sizeof(float));
+}
+
+// out[q] = the sum over i in low .. high of p[q][i] * v[i], for Q rows (a constant) of p and 4 vectors of v at a time.
+INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t Q) {
+    for (size_t d = 0, step; d < n; d += step * WIDTH) {
+        Vec sum[6][4];
+        UNROLL for (size_t q = 0; q < Q; q++) UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = (Vec){0};
+        step = min_size(4, (n - d) / WIDTH);
+        for (size_t i = low; i < high; i++) {
+            Vec vv[4];
+            UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, step - 1) * WIDTH);
+            UNROLL for (size_t q = 0; q < Q; q++) {
+                Vec weight = (Vec){0} + p[q * KV_BLOCK + i];
+                UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = multiply_add(weight, vv[j], sum[q][j]);
+            }
+        }
+        UNROLL for (size_t q = 0; q < Q; q++)
+            UNROLL for (size_t j = 0; j < 4; j++) store(out + q * n + d + min_size(j, step - 1) * WIDTH, sum[q][j]);
     }
+}
+
+// The same for any number of rows.
+static void weigh(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t rows) {
+    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * KV_BLOCK) {
+        Q = rows - q >= TILE_T ? TILE_T : 1;
+        if (Q == 1) weigh_tile(out, p, v, n, low, high, 1);
+        else weigh_tile(out, p, v, n, low, high, TILE_T);
+    }
+}
+
+// The softmax of scores low .. high of a row p (KV_BLOCK), which become weights e^(scale * score - largest), others 0.
+static Softmax softmax(float *p, int low, int high, float scale) {
+    float largest = -INFINITY, lane[LANES] = {0};
+    if (low == high) return (Softmax){largest, 0};
+    for (int i = 0; i < KV_BLOCK; i++) p[i] = i >= low && i < high ? p[i] * scale : -INFINITY;
+    for (int i = 0; i < KV_BLOCK; i++) largest = p[i] > largest ? p[i] : largest;
+    for (int i = 0; i < KV_BLOCK; i++) p[i] = fast_exp(p[i] - largest);
+    for (int i = 0; i < KV_BLOCK; i += LANES)
+        for (int j = 0; j < LANES; j++) lane[j] += p[i + j];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return (Softmax){largest, (double)lane[0]};
+}
+
+// Adds what a block of positions gave a query, part (n), to the total of the blocks before (online softmax, Milakov and
+// Gimelshein 2018): both fade to the larger of their largest scores.
+static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t n) {
+    float largest = p.largest > s->largest ? p.largest : s->largest;
+    float fade = fast_exp(s->largest - largest), gain = fast_exp(p.largest - largest);
+    if (p.sum == 0) return;  // it sees none of the block
+    for (size_t i = 0; i < n; i++) total[i] = __builtin_fmaf(total[i], fade, part[i] * gain);
+    *s = (Softmax){largest, s->sum * (double)fade + p.sum * (double)gain};
+}
+
+// Which positions of a block from `start` on token t of the chunk sees: low .. high, none if they are equal.
+static void seen(const Run *r, size_t l, size_t t, size_t start, int *low, int *high) {
+    size_t window = window_of(r->model, l), end = r->position + t + 1, first = window && end > window ? end - window : 0;
+    *high = (int)(end > start ? min_size(end - start, KV_BLOCK) : 0);
+    *low = (int)(first > start ? min_size(first - start, (size_t)*high) : 0);
+}
+
+// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
+//   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their softmax.
+static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t block, size_t t0, size_t T) {
+    const Config *c = &r->model->config;
+    size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, start = block * KV_BLOCK;
+    size_t at = cache_before(r, l) + (h * slots(r, l) + start % slots(r, l)) * n;
+    Tensor keys = {.type = F32, .rows = KV_BLOCK, .columns = n, .data = r->k_cache + at};
+    multiply(s->scores, KV_BLOCK, s->q, n, &keys, 0, KV_BLOCK, T * group);
+    for (size_t t = 0, same; t < T; t += same) {  // tokens that see the same of it go together
+        int low, high, next_low, next_high;
+        seen(r, l, t0 + t, start, &low, &high);
+        for (same = 1; t + same < T; same++) {
+            seen(r, l, t0 + t + same, start, &next_low, &next_high);
+            if (low != next_low || high != next_high) break;
+        }
+        for (size_t q = t * group; q < (t + same) * group; q++)
+            s->part_sum[q] = softmax(s->scores + q * KV_BLOCK, low, high, (float)c->attention_scale);
+        weigh(s->part + t * group * n, s->scores + t * group * KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high,
+              same * group);
+    }
+}
+
+// out (head_dim) = total / sum
+static void finish(const Run *r, float *out, const float *total, Softmax s) {
+    for (size_t d = 0; d < r->model->config.head_dim; d++) out[d] = (float)((double)total[d] / s.sum);
+}
+
+// Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
+// Threads share key/value heads and tiles of tokens or, for one token, blocks of positions: their parts are merged in
+// the same order.
+static void attention(Run *r, size_t l, size_t T) {
+    const Config *c = &r->model->config;
+    size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
+    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), first = first_block(r, l, 0);
+    size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
+    for (size_t i; next_item(&i, c->n_kv_heads * shares);) {
+        size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
+        size_t n_tokens = min_size(tile, T - t0), block = T == 1 ? first + share : first_block(r, l, t0);
+        size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
+        Scratch s = new_scratch(r, h, t0, n_tokens);
+        if (T == 1) s.part = r->parts + i * group * n, s.part_sum = r->part_sums + i * group;
+        for (; block <= last; block++) {
+            attend(r, &s, l, h, block, t0, n_tokens);
+            for (size_t q = 0; q < n_tokens * group && T > 1; q++)
+                merge(s.total + q * n, &s.sum[q], s.part + q * n, s.part_sum[q], n);
+        }
+        for (size_t q = 0; q < n_tokens * group && T > 1; q++)
+            finish(r, head_of(r, r->attended, t0 + q / group, h * group + q % group), s.total + q * n, s.sum[q]);
+    }
+    if (T == 1)
+        for (size_t head; next_item(&head, c->n_heads);) {
+            Scratch s = new_scratch(r, 0, 0, 1);
+            for (size_t k = 0, q; k < shares; k++)
+                q = (k * c->n_kv_heads + head / group) * group + head % group,
+                merge(s.total, s.sum, r->parts + q * n, r->part_sums[q], n);
+            finish(r, head_of(r, r->attended, 0, head), s.total, *s.sum);
+        }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
-// x (n) += branch
-static void add_branch(float *x, const float *branch, size_t n) { for (size_t i = 0; i < n; i++) x[i] += branch[i]; }
-
 // Keeps T rows of x as hidden state `index` (of n_layers + 1), where hidden states are asked for.
 static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
     size_t dim = r->model->config.dim;
-    if (r->hidden) memcpy(r->hidden + (index * r->context + r->position) * dim, x, T * dim * sizeof(float));
+    for (size_t t; r->hidden && next_item(&t, T);)
+        memcpy(r->hidden + (index * r->context + r->position + t) * dim, x + t * stride(dim), dim * sizeof(float));
+}
+
+// x (T, dim) += branch if not NULL, then normed = its norm.
+static void add_and_norm(Run *r, const float *branch, const Tensor *weight, size_t T) {
+    size_t dim = r->model->config.dim;
+    for (size_t t; next_item(&t, T);) {
+        float *x = r->x + t * stride(dim);
+        for (size_t i = 0; i < dim && branch; i++) x[i] += branch[t * stride(dim) + i];
+        rmsnorm(r->normed + t * stride(dim), x, weight->data, r->model->config.rms_norm_eps, dim);
+    }
+}
+
+// Copies row `row` of the token embedding, widened, to out (dim).
+static void embed(const Model *m, float *out, size_t row) {
+    for (size_t i = 0, dim = m->config.dim; i < dim; i++) out[i] = weight(m->token_embedding, row * dim + i);
 }
 
 // Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
@@ -579,40 +815,38 @@ static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
 static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
-    size_t dim = c->dim, q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-    for (size_t t = 0; t < T; t++)
-        memcpy(r->x + t * dim, m->token_embedding + (size_t)tokens[t] * dim, dim * sizeof(float));
-    rope_angles(r, T);
-    for (size_t l = 0; l < c->n_layers; l++) {
-        const Layer *w = &m->layers[l];
-        float *k_cache = r->k_cache + l * kv_dim * r->context, *v_cache = r->v_cache + l * kv_dim * r->context;
-        keep_hidden(r, l, r->x, T);
+    #pragma omp parallel
+    {
+        for (size_t t; next_item(&t, T);) embed(m, r->x + t * stride(c->dim), (size_t)tokens[t]), rope_angles(r, t);
+        for (size_t l = 0; l < c->n_layers; l++) {
+            const Layer *w = &m->layers[l];
+            add_and_norm(r, l ? r->branch : NULL, w->attention_norm, T);
+            keep_hidden(r, l, r->x, T);
+            matmul(r->q, r->normed, w->wq, w->bq, T);
+            matmul(r->k, r->normed, w->wk, w->bk, T), matmul(r->v, r->normed, w->wv, w->bv, T);
+            for (size_t t; next_item(&t, T);) {
+                rope(r, head_of(r, r->q, t, 0), t, c->n_heads), rope(r, r->k + t * stride(w->wk->rows), t, c->n_kv_heads);
+                keep(r, r->k_cache, r->k + t * stride(w->wk->rows), l, t), keep(r, r->v_cache, r->v + t * stride(w->wv->rows), l, t);
+            }
+            attention(r, l, T);
+            matmul(r->branch, r->attended, w->wo, w->bo, T);
 
-        rmsnorm(r->normed, r->x, w->attention_norm, c->rms_norm_eps, T, dim);
-        matmul(r->q, r->normed, w->wq, w->bq, T, dim, q_dim);
-        matmul(r->k, r->normed, w->wk, w->bk, T, dim, kv_dim), matmul(r->v, r->normed, w->wv, w->bv, T, dim, kv_dim);
-        rope(r, r->q, T, c->n_heads), rope(r, r->k, T, c->n_kv_heads);
-        store(r, k_cache, r->k, T), store(r, v_cache, r->v, T);
-        attention(r, k_cache, v_cache, T);
-        matmul(r->branch, r->attended, w->wo, w->bo, T, q_dim, dim), add_branch(r->x, r->branch, T * dim);
-
-        rmsnorm(r->normed, r->x, w->ffn_norm, c->rms_norm_eps, T, dim);
-        matmul(r->gate, r->normed, w->w1, w->b1, T, dim, c->hidden_dim);
-        matmul(r->up, r->normed, w->w3, w->b3, T, dim, c->hidden_dim);
-        swiglu(r->gate, r->up, T * c->hidden_dim);
-        matmul(r->branch, r->gate, w->w2, w->b2, T, c->hidden_dim, dim), add_branch(r->x, r->branch, T * dim);
+            add_and_norm(r, r->branch, w->ffn_norm, T);
+            matmul(r->gate, r->normed, w->w1, w->b1, T), matmul(r->up, r->normed, w->w3, w->b3, T);
+            for (size_t t; next_item(&t, T);)
+                swiglu(r->gate + t * stride(c->hidden_dim), r->up + t * stride(c->hidden_dim), c->hidden_dim);
+            matmul(r->branch, r->gate, w->w2, w->b2, T);
+        }
+        add_and_norm(r, r->branch, m->final_norm, T);
+        keep_hidden(r, c->n_layers, r->normed, T);
     }
-    if (r->hidden) rmsnorm(r->normed, r->x, m->final_norm, c->rms_norm_eps, T, dim);
-    keep_hidden(r, c->n_layers, r->normed, T);
     r->position += T;
 }
 
 // Logits (n, vocab_size) of rows first .. first + n of the chunk that forward() has just taken.
 static const float *logits_of(Run *r, size_t first, size_t n) {
-    const Model *m = r->model;
-    const Config *c = &m->config;
-    rmsnorm(r->normed, r->x + first * c->dim, m->final_norm, c->rms_norm_eps, n, c->dim);
-    matmul(r->logits, r->normed, m->classifier, NULL, n, c->dim, c->vocab_size);
+    #pragma omp parallel
+    matmul(r->logits, r->normed + first * stride(r->model->config.dim), r->model->classifier, NULL, n);
     return r->logits;
 }
 
@@ -1447,10 +1681,21 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
     return context;
 }
 
+// The longest context up to `full` whose cache takes at most `bytes`.
+static size_t context_in(const Options *o, const Model *m, size_t bytes, size_t full) {
+    size_t fits = 0;
+    for (size_t step = full; step > 0; step = step > 1 ? (step + 1) / 2 : 0) {
+        Run r = {.model = m, .context = fits + step, .chunk = min_size((size_t)o->chunk, fits + step)};
+        lay_out(&r, NULL);
+        if (fits + step <= full && mul(2 * sizeof(float), cache_before(&r, m->config.n_layers)) <= bytes) fits += step;
+    }
+    return fits;
+}
+
 // The context in which to generate n_new tokens (-1: all that fit) after n: as far as -c, seq_len and memory allow.
 static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t wanted = n_new < 0 ? m->config.seq_len : (size_t)n_new, full = context_for(o, m, m->config.seq_len, n);
-    size_t fits = available_memory() / mul(2 * sizeof(float), cache_row(&m->config));
+    size_t fits = context_in(o, m, available_memory(), full);
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
         if (n > (full = fits)) die("the prompt has %zu tokens, memory holds %zu (use a shorter prompt)", n, fits);
@@ -1489,7 +1734,7 @@ typedef struct {  // of generate and chat
 
 static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t context, bool chats) {
     const Table *ends = &t->table[ENDS];
-    const int32_t *eos = (const void *)m->eos_ids;
+    const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL;
     size_t n = m->config.vocab_size;
     *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .ends = allocate(n, sizeof *x->ends, "the ids at ends"),
         .sampler = {.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
@@ -1643,11 +1888,12 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
             T = next_chunk(&r, p->ids + first, done, n);
             for (size_t row = 0; row < T && !hidden; row += rows) {
                 const float *logits = logits_of(&r, row, rows = min_size(LOGIT_ROWS, T - row)), *x = logits;
-                for (size_t at = done + row; at < done + row + rows && at + scores < n; at++, x += vocab_size) {
+                for (size_t at = done + row; at < done + row + rows && at + scores < n; at++, x += stride(vocab_size)) {
                     check_logits(x, vocab_size, at);
                     if (scores) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
                 }
-                if (!scores) write_all(fd, logits, rows * vocab_size * sizeof *logits, path);
+                for (size_t i = 0; i < rows && !scores; i++)
+                    write_all(fd, logits + i * stride(vocab_size), vocab_size * sizeof *logits, path);
             }
         }
     }
@@ -1680,7 +1926,7 @@ static size_t check_tensor(const Tensor *t) {
 static void check(const Options *o, const Model *m, const Tokenizer *t) {
     size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
     Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
-    size_t run = lay_out(&r, NULL), cache = mul(mul(2 * sizeof(float), cache_row(&m->config)), context);
+    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_before(&r, m->config.n_layers));
     char text[32];
     printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
