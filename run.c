@@ -156,9 +156,9 @@ INLINE Quad sum_lanes(Vec lanes[TILE_R][PARTS]) {
     UNROLL for (int r = 0; r < TILE_R; r++)
         h[r] = SHUFFLE(lanes[r][0], lanes[r][PARTS - 1], 0, 1, 2, 3, 4, 5, 6, 7) +
                SHUFFLE(lanes[r][0], lanes[r][PARTS - 1], 8, 9, 10, 11, 12, 13, 14, 15);
-    Half a = SHUFFLE(h[0], h[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(h[0], h[1], 4, 5, 6, 7, 12, 13, 14, 15);
-    Half b = SHUFFLE(h[2], h[3], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(h[2], h[3], 4, 5, 6, 7, 12, 13, 14, 15);
-    Half c = SHUFFLE(a, b, 0, 1, 4, 5, 8, 9, 12, 13) + SHUFFLE(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
+    Half a = SHUFFLE(h[0], h[2], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(h[0], h[2], 4, 5, 6, 7, 12, 13, 14, 15);
+    Half b = SHUFFLE(h[1], h[3], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(h[1], h[3], 4, 5, 6, 7, 12, 13, 14, 15);
+    Half c = SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
     return SHUFFLE(c, c, 0, 2, 4, 6) + SHUFFLE(c, c, 1, 3, 5, 7);
 }
 
@@ -443,7 +443,7 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
 }
 
 // The same for any T up to 6, and 8 rows for one token: so many streams read memory faster than 4.
-static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
+__attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
                   size_t step, Type type, size_t n, size_t T) {
 #define TILE(T, R)                                                                                                     \
     if (type == F32) tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R);                             \
