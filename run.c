@@ -123,13 +123,14 @@ static bool next_item(size_t *item, size_t n) {
 #if defined __AVX512F__
 enum { LANES = 16, WIDTH = 16, PARTS = LANES / WIDTH, TILE_T = 6, TILE_R = 4 };
 #else
-enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 2, TILE_R = 4 };
+enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #endif
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 8")
 #ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
 #define ROLLED
 #else
+#define UNROLL _Pragma("GCC unroll 8")
 #define ROLLED _Pragma("GCC unroll 1")  // or gcc takes the elements of a vector apart before it sees the vector
 #endif
 #define SHUFFLE __builtin_shufflevector
@@ -420,7 +421,7 @@ static float weight(const Tensor *t, size_t i) {
 INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
                  size_t step, Type type, size_t n, size_t T, size_t R) {
     Vec acc[6][8][PARTS];
-    UNROLL for (size_t p = 0; p < PARTS; p++) {
+    for (size_t p = 0; p < PARTS; p++) {
         Vec sum[6][8];
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = (Vec){0};
         for (size_t k = 0; k < n / LANES; k++) {
