@@ -184,7 +184,7 @@ INLINE float fast_exp(float x) {
 // uint64 (COUNT), int64 (INT) or float64 (REAL), with the smallest and largest value that this program supports (others
 // that are described belong to the format and are refused); the slots left are 0.
 #define HEADER(COUNT, INT, REAL)                                                                                       \
-    COUNT(version, 1, 1) COUNT(weight_type, 0, 0) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
+    COUNT(version, 1, 1) COUNT(weight_type, 0, 1) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
     COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
     COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX) \
     COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) /* longest context */                                     \
@@ -313,8 +313,8 @@ static void allocate_layers(Model *m) {
 static void check_tables(const Model *m) {
     const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *rope = m->layer_rope->data, *w = m->layer_window->data;
     for (size_t l = 0; l < m->config.n_layers; l++)
-        if (w[l] || rope[l] != 1) die("%s: layer %zu has window %d and table %d, supported: 0 and 1 (update run.c)",
-                                      m->file.path, l, w[l], rope[l]);
+        if (w[l] < 0 || rope[l] != 1) die("%s: layer %zu has window %d and table %d, supported: 0 on and 1 (update run.c)",
+                                          m->file.path, l, w[l], rope[l]);
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
@@ -341,6 +341,13 @@ static void load_version_1(Model *m) {
     if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
 }
 
+// base ** exponent, that in [0, 1), from square roots: these are the same on every machine, pow() is not.
+static double power(double base, double exponent) {
+    double result = 1;
+    for (; exponent > 0; exponent -= exponent >= 1) base = sqrt(base), exponent *= 2, result *= exponent >= 1 ? base : 1;
+    return result;
+}
+
 // llama2.c's float32 files: version 0 begins with seven int32, version 1 with a magic and a header of 256 bytes. A kind
 // of tensor is stored for all layers in a row; adjacent elements are rotated together; eps is 1e-5, theta 10000, BOS 1.
 enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
@@ -363,7 +370,7 @@ static void load_llama2c(Model *m, bool version) {
         .residual_scale = 1, .logit_scale = 1};
     check_config(c, m->file.path);
     float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
-    for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)head_dim);
+    for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)power(1 / c->rope_theta, 2 * (double)i / (double)head_dim);
     static Tensor frequencies = {.name = "rope_freq"}, end = {.name = "eos_ids", .data = end_ids};
     frequencies.data = freq, m->rope_freq = &frequencies, m->eos_ids = &end, allocate_layers(m);
     m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
@@ -566,6 +573,16 @@ static size_t cache_before(const Run *r, size_t l) {
     size_t sum = 0;
     for (size_t i = 0; i < l; i++) sum = add(sum, slots(r, i));
     return mul(sum, mul(r->model->config.n_kv_heads, r->head_stride));
+}
+
+// How many of the first `same` tokens may stay in the cache: all, or none where a sliding window's slots have been taken
+// by later ones.
+static size_t keepable(const Run *r, size_t same) {
+    for (size_t l = 0; l < r->model->config.n_layers; l++) {
+        size_t window = window_of(r->model, l), n = slots(r, l);
+        if (window && r->position > n && r->position - same + window > n + 1) return 0;
+    }
+    return same;
 }
 
 // Sets the arrays to successive parts of a block, each aligned to 64 bytes; returns what they take together.
@@ -1822,7 +1839,7 @@ static bool answer(Session *x, Buffer *talk, Buffer said) {
     size_t room = context_for(x->o, x->run.model, context, n) - n;
     bool endless = x->o->n_new < 0 || (size_t)x->o->n_new > room;
     while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
-    x->run.position = same, x->decoder = (Decoder){0}, stoppable = 1;
+    x->run.position = keepable(&x->run, same), x->decoder = (Decoder){0}, stoppable = 1;
     bool ended = write_on(x, ids, n, endless ? room : (size_t)x->o->n_new);
     append(talk, &x->out, sizeof said);
     x->out = (Buffer){0}, stoppable = 0, free(ids);
@@ -2025,6 +2042,25 @@ static Mode check_options(const Options *o) {
     return mode;
 }
 
+#if defined _OPENMP && defined __linux__
+// Threads by default: a core for each, of those that this process may use, within the container's share of time.
+static int default_threads(void) {
+    cpu_set_t cpus;
+    size_t n = 0, sibling, quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0), period = 0;
+    char path[96];
+    if (sched_getaffinity(0, sizeof cpus, &cpus)) return omp_get_max_threads();
+    for (size_t i = 0; i < CPU_SETSIZE; i++) {
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
+        if (!CPU_ISSET(i, &cpus)) continue;
+        sibling = number_in(path, "%zu", i);
+        n += sibling >= i || !CPU_ISSET(sibling, &cpus);  // the first of those that share a core
+    }
+    period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
+    if (quota && period) n = min_size(n, (quota + period - 1) / period);
+    return n ? (int)n : 1;
+}
+#endif
+
 #ifndef RUN_NO_MAIN
 int main(int argc, char **argv) {
     static Model m;
@@ -2037,6 +2073,9 @@ int main(int argc, char **argv) {
 #ifdef _OPENMP
     omp_set_dynamic(0);
     if (o.threads > 0) omp_set_num_threads((int)o.threads);
+#ifdef __linux__
+    else if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(default_threads());
+#endif
 #else
     if (o.threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", o.threads);
 #endif
