@@ -1320,48 +1320,49 @@ static void on_signal(int number) {
     _exit(number == SIGBUS && write(STDERR_FILENO, shrunk, sizeof shrunk - 1) ? 1 : 128 + number);
 }
 
-static void write_all(int fd, const void *data, size_t size, const char *name) {
-    for (ssize_t n; size; data = (const char *)data + n, size -= (size_t)n) {
-        while ((n = write(fd, data, size)) < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EPIPE) on_signal(SIGPIPE);  // the reader has seen enough
-        if (n <= 0) die("cannot write to %s: %s (free some space, or write elsewhere)", name, strerror(errno));
-    }
+static const char *input = "standard input", *output = "standard output";  // what stdin and stdout are
+
+// Writes to stdout at once, and what printf() has left.
+static void print(const void *data, size_t size) {
+    if (fwrite(data, 1, size, stdout) == size && !fflush(stdout) && !ferror(stdout)) return;
+    if (errno == EPIPE) on_signal(SIGPIPE);  // the reader has seen enough
+    die("cannot write to %s: %s (free some space, or write elsewhere)", output, strerror(errno));
 }
-static void print(const void *text, size_t size) { write_all(STDOUT_FILENO, text, size, "standard output"); }
 static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
-// Opens where binary output goes: standard output, a device or FIFO in place, or a temporary file beside `path` that
-// takes its name (that of the file a link leads to) only when whole.
-static int open_output(const char **name) {
+// Makes stdout a device or FIFO, or a temporary file beside `path`: when whole it replaces the file of that name (that
+// to which a link leads) and has its permissions.
+static void open_output(const char *path) {
     static char target[PATH_MAX];
-    struct stat info;
-    if (!strcmp(*name, "-")) return STDOUT_FILENO;
-    const char *path = realpath(*name, target) ? target : *name;
-    bool in_place = !stat(path, &info) && !S_ISREG(info.st_mode);
-    *name = path;
-    if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", path, (long)getpid()) >= PATH_MAX) unfinished[0] = 0;
-    int how = O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC | O_NOFOLLOW);
-    int fd = open(in_place ? path : unfinished, how, 0666);
-    if (fd < 0) unfinished[0] = 0, die("cannot write %s: %s (check the path)", path, strerror(errno));
-    return fd;
+    struct stat old;
+    output = realpath(path, target) ? target : path;
+    bool exists = !stat(output, &old), in_place = exists && !S_ISREG(old.st_mode);
+    if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", output, (long)getpid()) >= PATH_MAX)
+        unfinished[0] = 0;
+    int fd = in_place ? open(output, O_WRONLY) : open(unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666);
+    if (fd < 0) unfinished[0] = 0;
+    if (fd < 0 || dup2(fd, STDOUT_FILENO) < 0) die("cannot write %s: %s (check the path)", output, strerror(errno));
+    if (exists && !in_place) fchmod(fd, old.st_mode & 0777);
+    close(fd);
 }
-static void close_output(int fd, const char *path) {
-    if (fd != STDOUT_FILENO && (close(fd) || (unfinished[0] && rename(unfinished, path))))
-        die("cannot write %s: %s (free some space, or write elsewhere)", path, strerror(errno));
+static void close_output(void) {
+    if (fclose(stdout) || (unfinished[0] && rename(unfinished, output)))
+        die("cannot write %s: %s (free some space, or write elsewhere)", output, strerror(errno));
     unfinished[0] = 0;
 }
 
-// The bytes of a file, or of standard input for "-".
-static Buffer read_all(const char *path) {
-    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    if (fd < 0) die("cannot open %s: %s (check the path)", path, strerror(errno));
-    char block[1 << 16];
-    Buffer b = {0};
-    for (ssize_t n = 1; n; append(&b, block, (size_t)n)) {
-        while ((n = read(fd, block, sizeof block)) < 0 && errno == EINTR) continue;
-        if (n < 0) die("cannot read %s: %s (check the path)", fd ? path : "standard input", strerror(errno));
-    }
-    return fd ? close(fd) : 0, b;
+static void open_input(const char *path) {
+    if (!path || !strcmp(path, "-")) return;
+    if (!freopen(path, "r", stdin)) die("cannot open %s: %s (check the path)", path, strerror(errno));
+    input = path;
+}
+
+// Appends what stdin has up to a character, EOF: to its end. Returns the one that has been met.
+static int read_until(int end, Buffer *b) {
+    int c;
+    while ((c = getchar()) != EOF && c != end) append(b, &(char){(char)c}, 1);
+    if (c == EOF && ferror(stdin)) die("cannot read %s: %s (check the path)", input, strerror(errno));
+    return c;
 }
 
 typedef struct {
@@ -1397,7 +1398,7 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, bool starts) {
     size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, n = 0;
     Buffer text = {0}, ids = {0};
-    if (o->file) text = read_all(o->file);
+    if (o->file) open_input(o->file), read_until(EOF, &text);
     if (o->text) append(&text, o->text, strlen(o->text));
     if (o->file || o->text) ids.data = (void *)encode(t, text.data, NULL, text.size, &n), ids.size = n * sizeof(int);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
@@ -1543,53 +1544,45 @@ static void generate(const Options *o, const Model *m, const Tokenizer *t, const
     write_on(&x, p->ids, p->n, context - p->n), report(&x);
 }
 
-// Reads the next turn: -i, then lines of -f or standard input, one that ends in \ with the next. False at their end.
-static bool next_turn(const Options *o, bool first, Buffer *turn) {
-    static FILE *in;
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t n = 0;
-    *turn = (Buffer){0};
-    if (!in) in = o->file && strcmp(o->file, "-") ? fopen(o->file, "r") : stdin;
-    if (!in) die("cannot read %s: %s (check the path)", o->file, strerror(errno));
-    if (first && o->text) return append(turn, o->text, strlen(o->text)), true;
-    bool terminal = isatty(fileno(in)), marks = terminal && isatty(STDOUT_FILENO), whole = false, joined = false;
-    do {
-        if (marks && !turn->size) print("> ", 2);
-        if ((n = getline(&line, &room, in)) <= 0) break;
-        whole = line[n - 1] == '\n', joined = whole && n > 1 && line[n - 2] == '\\';
-        if (joined) line[n - 2] = '\n';
-        append(turn, line, (size_t)n - whole);
-    } while (joined || (terminal && whole && !turn->size));
-    free(line);
-    if (n <= 0 && !feof(in)) die("cannot read the turns: %s (check -f)", strerror(errno));
-    if (n <= 0 && marks) print("\n", 1);
-    return n > 0 || turn->size;
+// Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
+static bool next_turn(const Options *o, Buffer *talk) {
+    bool terminal = isatty(fileno(stdin)), marks = terminal && isatty(STDOUT_FILENO), given = o->text && !talk->size;
+    Buffer turn = {0};
+    int met = 0;
+    if (given) append(&turn, o->text, strlen(o->text));
+    else do {
+        if (marks) print("> ", 2);
+        while ((met = read_until('\n', &turn)) == '\n' && turn.size && turn.data[turn.size - 1] == '\\')
+            turn.data[turn.size - 1] = '\n';
+    } while (terminal && met == '\n' && !turn.size);
+    bool ended = met == EOF && !turn.size;
+    if (ended && marks) print("\n", 1);
+    if (!ended) append(talk, &turn, sizeof turn);
+    return !ended;
 }
 
 // Answers a turn, feeding what the conversation's ids have beyond those in the cache. False when the context is full.
-static bool answer(Session *x, Buffer *talk, Buffer said) {
-    append(talk, &said, sizeof said);
-    size_t n, n_said = talk->size / sizeof said, context = x->run.context, same = 0;
-    int *ids = render(x->t, x->o->system, (Buffer *)(void *)talk->data, n_said, &n), *held = (int *)(void *)x->ids.data;
+static bool answer(Session *x, Buffer *talk) {
+    size_t n, n_said = talk->size / sizeof x->out, context = x->run.context, same = 0;
+    int *ids = render(x->t, x->o->system, AS(Buffer, *talk), n_said, &n), *held = AS(int, x->ids);
     if (n > context && n_said > 1) return false;
     size_t room = context_for(x->o, x->run.model, context, n) - n;
     bool endless = x->o->n_new < 0 || (size_t)x->o->n_new > room;
     while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
     x->run.position = same, x->decoder = (Decoder){0}, stoppable = 1;
     bool ended = write_on(x, ids, n, endless ? room : (size_t)x->o->n_new);
-    append(talk, &x->out, sizeof said);
+    append(talk, &x->out, sizeof x->out);
     x->out = (Buffer){0}, stoppable = 0, free(ids);
     return ended || !endless;
 }
 
 static void chat(const Options *o, const Model *m, const Tokenizer *t) {
     size_t context = plan(o, m, 0, -1);
-    Buffer talk = {0}, said;
+    Buffer talk = {0};
     Session x;
     bool full = false;
     new_session(&x, o, m, t, context, true);
-    while (!full && next_turn(o, !talk.size, &said)) full = !answer(&x, &talk, said);
+    while (!full && next_turn(o, &talk)) full = !answer(&x, &talk);
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
     report(&x);
 }
@@ -1605,11 +1598,11 @@ static void translate(const Tokenizer *t, const int *ids, size_t n) {
 
 // -m chat --ids: those of a whole conversation.
 static void translate_chat(const Options *o, const Tokenizer *t) {
-    Buffer talk = {0}, said;
-    size_t n = 0, n_ids;
-    for (; next_turn(o, n == 0, &said); n++) append(&talk, &said, sizeof said);
+    Buffer talk = {0};
+    while (next_turn(o, &talk)) continue;
+    size_t n = talk.size / sizeof talk, n_ids;
     if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
-    const int *ids = render(t, o->system, (Buffer *)(void *)talk.data, n, &n_ids);
+    const int *ids = render(t, o->system, AS(Buffer, talk), n, &n_ids);
     translate(NULL, ids, n_ids);
 }
 
@@ -1634,8 +1627,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     Run r;
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
-    const char *path = o->output ? o->output : "-";
-    int fd = open_output(&path);
+    if (o->output && strcmp(o->output, "-")) open_output(o->output);
     double start = seconds(CLOCK_MONOTONIC), nll = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
         n = min_size(context, p->n - first), r.position = 0;
@@ -1647,16 +1639,14 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
                     check_logits(x, vocab_size, at);
                     if (scores) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
                 }
-                if (!scores) write_all(fd, logits, rows * vocab_size * sizeof *logits, path);
+                if (!scores) print(logits, rows * vocab_size * sizeof *logits);
             }
         }
     }
-    char line[128];
     nll /= (double)scored;
-    int size = snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored);
-    if (scores) print(line, (size_t)size);
-    if (hidden) write_all(fd, r.hidden, states * sizeof(float), path);
-    close_output(fd, path);
+    if (scores) printf("perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored), print("", 0);
+    if (hidden) print(r.hidden, states * sizeof(float));
+    close_output();
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds(CLOCK_MONOTONIC) - start));
 }
 
@@ -1690,8 +1680,7 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
     printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
            add(m->file.size, run));
-    if (fflush(stdout) && errno == EPIPE) on_signal(SIGPIPE);
-    if (ferror(stdout)) die("cannot write to standard output: %s (free some space)", strerror(errno));
+    print("", 0);
     if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
 }
 
@@ -1803,6 +1792,7 @@ int main(int argc, char **argv) {
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
     if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
+    if (mode == CHAT) open_input(o.file);
     if (mode == CHAT) return o.print_ids ? translate_chat(&o, &t) : chat(&o, &m, &t), 0;
     bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
     Prompt p = read_prompt(&o, &t, &m, starts);
