@@ -1212,18 +1212,16 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
 // ---- the sampler ----------------------------------------------------------------------------------------------------
 typedef struct { float logit, weight; int id; } Candidate;  // weight: proportional to the probability
 typedef struct {
-    size_t vocab_size, top_k;                   // top_k 0: off
-    double temperature, top_p, min_p, penalty;  // temperature 0: greedy
-    uint64_t state;                             // of the generator
-    bool *seen;                                 // (vocab_size) ids of the prompt and the output
-    float *logits;                              // (vocab_size) after the repetition penalty
-    Candidate *candidates;                      // (vocab_size)
-    double *weights;                            // (vocab_size) by id, 0 for what a filter removed
+    double temperature, top_k, top_p, min_p, penalty;  // temperature 0: greedy, top_k 0: off
+    uint64_t state;                                    // of the generator; begins as the seed
+    size_t vocab_size;
+    Candidate *candidates;                             // (vocab_size)
+    double *weights;                                   // (vocab_size) by id, 0 for what a filter removed
 } Sampler;
 
+// Makes the arrays of a sampler whose settings are there.
 static void new_sampler(Sampler *s, size_t n) {
     s->vocab_size = n, s->candidates = allocate(n, sizeof *s->candidates, "the sampler");
-    s->seen = allocate(n, sizeof *s->seen, "the sampler"), s->logits = allocate(n, sizeof *s->logits, "the sampler");
     s->weights = allocate(n, sizeof *s->weights, "the sampler");
 }
 
@@ -1263,18 +1261,18 @@ static void check_logits(const float *logits, size_t n, size_t position) {
                                          i, position, (double)logits[i]);
 }
 
-// Copies the logits with the repetition penalty (Keskar et al. 2019) for ids seen: positive ones are divided by it,
-// negative ones multiplied. Returns the id of the largest, the lowest at a tie.
-static size_t penalize(Sampler *s, const float *logits, size_t position) {
+// Makes every id a candidate. The logits of n ids seen get the repetition penalty (Keskar et al. 2019), once each:
+// positive ones are divided by it, negative ones multiplied. Returns the id of the largest, the lowest at a tie.
+static size_t penalize(Sampler *s, const float *logits, const int *seen, size_t n) {
+    Candidate *c = s->candidates;
     size_t best = 0;
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
-    check_logits(logits, s->vocab_size, position);
-    for (size_t i = 0; i < s->vocab_size; i++) {
-        float penalized = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
-        s->logits[i] = s->seen[i] ? fminf(penalized, FLT_MAX) : logits[i];
-        if (s->logits[i] > s->logits[best]) best = i;
-    }
-    if (s->logits[best] == -INFINITY) die("all logits at position %zu are -inf (see -m check)", position);
+    check_logits(logits, s->vocab_size, n - 1);
+    for (size_t i = 0; i < s->vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
+    for (const int *id = seen; id < seen + n; id++)
+        c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
+    for (size_t i = 0; i < s->vocab_size; i++) if (c[i].logit > c[best].logit) best = i;
+    if (c[best].logit == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     return best;
 }
 
@@ -1282,11 +1280,9 @@ static size_t penalize(Sampler *s, const float *logits, size_t position) {
 // what top-k left) and min-p (that share of the largest), else 0.
 static void filter(Sampler *s, float largest) {
     Candidate *c = s->candidates;
-    size_t n = 0;
+    size_t n = s->vocab_size;
     double total = 0;
-    for (size_t i = 0; i < s->vocab_size; i++)
-        if (s->logits[i] > -INFINITY) c[n++] = (Candidate){s->logits[i], 1, (int)i};
-    if (s->top_k && s->top_k < n) n = keep_best(c, n, (double)s->top_k);
+    if (s->top_k > 0) n = keep_best(c, n, s->top_k);
     for (size_t i = 0; i < n; total += (double)c[i++].weight)
         c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
     if (s->top_p < 1) n = keep_best(c, n, s->top_p * total);
@@ -1295,12 +1291,12 @@ static void filter(Sampler *s, float largest) {
         if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
 }
 
-// Picks the next id from logits (vocab_size): one number is drawn, and the ids are walked in order until their weights
-// pass that share of the total. None is drawn when greedy.
-static int sample(Sampler *s, const float *logits, size_t position) {
-    size_t picked = penalize(s, logits, position);
+// Picks the id that follows n ids from its logits (vocab_size): one number is drawn, and the ids are walked in order
+// until their weights pass that share of the total. None is drawn when greedy.
+static int sample(Sampler *s, const float *logits, const int *ids, size_t n) {
+    size_t picked = penalize(s, logits, ids, n);
     if (s->temperature == 0) return (int)picked;
-    filter(s, s->logits[picked]);
+    filter(s, s->candidates[picked].logit);
     double total = 0, passed = 0;
     for (size_t i = 0; i < s->vocab_size; i++) total += s->weights[i];
     double stop = (double)uniform(&s->state) * total;
@@ -1367,9 +1363,9 @@ static int read_until(int end, Buffer *b) {
 
 typedef struct {
     const char *model, *mode, *text, *file, *ids, *tokenizer, *output, *system;
-    double n_new, context, chunk, threads, top_k, temperature, top_p, min_p, penalty;
-    uint64_t seed;
+    double n_new, context, chunk, threads;
     bool print_ids;
+    Sampler sampler;  // its settings
 } Options;
 typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as given, empty with -I
 
@@ -1396,23 +1392,24 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
 
 // The prompt of -i, -f or -I ("1 2 3", each in the vocabulary); where `starts`, an empty one becomes the model's BOS.
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, bool starts) {
-    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, n = 0;
-    Buffer text = {0}, ids = {0};
-    if (o->file) open_input(o->file), read_until(EOF, &text);
-    if (o->text) append(&text, o->text, strlen(o->text));
-    if (o->file || o->text) ids.data = (void *)encode(t, text.data, NULL, text.size, &n), ids.size = n * sizeof(int);
+    static int bos;
+    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids;
+    Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
+    if (o->file) open_input(o->file), read_until(EOF, &p.text);
+    if (o->text) append(&p.text, o->text, strlen(o->text));
+    if (o->file || o->text) p.ids = encode(t, p.text.data, NULL, p.text.size, &p.n);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
         int shown = (int)min_size(word, 80);
         if (digits < word) usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", shown, at);
         if (digits > 10 || id >= vocab_size)
             die("id %.*s is not in the vocabulary (ids are 0 to %zu)", shown, at, vocab_size - 1);
-        append(&ids, &(int){(int)id}, sizeof(int)), at += word;
+        p.ids[p.n++] = (int)id, at += word;
     }
-    starts &= !ids.size;
-    if (starts && m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
-    if (starts) append(&ids, &(int){(int)m->config.bos_id}, sizeof(int));
-    return (Prompt){(int *)(void *)ids.data, ids.size / sizeof(int), text};
+    if (p.n || !starts) return p;
+    bos = (int)m->config.bos_id;
+    if (bos < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
+    return (Prompt){&bos, 1, p.text};
 }
 
 // ---- the modes ------------------------------------------------------------------------------------------------------
@@ -1454,28 +1451,28 @@ static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t fits = available_memory() / mul(2 * sizeof(float), cache_row(&m->config));
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
-        if (n > (full = fits)) die("the prompt has %zu tokens, memory holds %zu (use a shorter prompt)", n, fits);
+        full = context_for(o, m, fits, n);
     }
     if (wanted > full - n && n_new >= 0)
         fprintf(stderr, "run: note: the context of %zu has room for %zu new tokens, not %zu\n", full, full - n, wanted);
     return min_size(full, n + wanted);
 }
 
-// Takes the next chunk of n tokens of which `done` have been taken; returns how many tokens that was.
-static size_t next_chunk(Run *r, const int *ids, size_t done, size_t n) {
-    size_t T = min_size(r->chunk, n - done);
+// Takes the next chunk of n tokens from the run's position on; returns how many tokens that was.
+static size_t next_chunk(Run *r, const int *ids, size_t n) {
+    size_t T = min_size(r->chunk, n - r->position);
     bool show = n > 4 * r->chunk && isatty(STDERR_FILENO);
-    if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", done, n);
-    forward(r, ids + done, T);
-    if (show && done + T == n) fprintf(stderr, "\r%*s\r", 60, "");
+    if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", r->position, n);
+    forward(r, ids + r->position, T);
+    if (show && r->position == n) fprintf(stderr, "\r%*s\r", 60, "");
     return T;
 }
 
 // Appends what an id adds to the text (special tokens only if shown); without a tokenizer the id.
-static void append_token(Buffer *b, const Tokenizer *t, Decoder *d, int id, bool first, bool show_special) {
+static void append_token(Buffer *b, const Tokenizer *t, Decoder *d, int id, bool show_special) {
     char number[16];
     if (t) decode(t, d, id, show_special, b);
-    else append(b, number, (size_t)snprintf(number, sizeof number, first ? "%d" : " %d", id));
+    else append(b, number, (size_t)snprintf(number, sizeof number, b->size ? " %d" : "%d", id));
 }
 
 typedef struct {  // of generate and chat
@@ -1488,60 +1485,55 @@ typedef struct {  // of generate and chat
     double feeding, making;   // seconds for `fed` and for `timed`
 } Session;
 
-static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t context, bool chats) {
+// Begins one with a prompt of n ids, or a chat.
+static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t n_ids, bool chats) {
     const Table *ends = &t->table[ENDS];
     const int32_t *eos = (const void *)m->eos_ids;
     size_t n = m->config.vocab_size;
-    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .ends = allocate(n, sizeof *x->ends, "the ids at ends"),
-        .sampler = {.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
-                    .top_k = (size_t)o->top_k, .state = o->seed}};
+    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler,
+                   .ends = allocate(n, sizeof *x->ends, "the ids at ends")};
     for (size_t i = 0; i < m->config.n_eos; i++) if ((size_t)eos[i] < n) x->ends[eos[i]] = true;
     for (size_t i = 0; chats && i < ends->n; i++) x->ends[ends->at[i]] = true;
-    new_run(&x->run, m, context, (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
+    new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
 
 // Feeds those of n ids that the cache lacks, then samples up to `wanted` more, printing them as they come.
 // Returns whether the text came to its end, or the user had enough of it.
 static bool write_on(Session *x, const int *ids, size_t n, size_t wanted) {
     Run *r = &x->run;
-    size_t fed = n - r->position, made = 0, shown, T = 0;
+    size_t cached = r->position, made = 0, shown = x->out.size, T = 0;
     bool ended = false;
-    x->ids.size = x->out.size = 0, append(&x->ids, ids, n * sizeof *ids);
-    memset(x->sampler.seen, 0, x->sampler.vocab_size * sizeof *x->sampler.seen);
-    for (size_t i = 0; i < n; i++) x->sampler.seen[ids[i]] = true;
+    x->ids.size = 0, append(&x->ids, ids, n * sizeof *ids);
     double start = seconds(CLOCK_MONOTONIC), first = start;
-    for (size_t done = 0; done < fed; done += T) T = next_chunk(r, ids + n - fed, done, fed);
-    const float *logits = logits_of(r, T - 1, 1);
-    while (made < wanted && !(ended = stoppable == 2)) {
-        int id = sample(&x->sampler, logits, r->position - 1);
+    while (r->position < n && stoppable != 2) T = next_chunk(r, ids, n);
+    x->fed += r->position - cached;
+    for (int id; made < wanted && !(ended = stoppable == 2); shown = x->out.size) {
+        if (made) forward(r, &id, T = 1);
+        id = sample(&x->sampler, logits_of(r, T - 1, 1), AS(int, x->ids), r->position);
         if (made++ == 0) first = seconds(CLOCK_MONOTONIC);
         if ((ended = x->ends[id])) break;
-        x->sampler.seen[id] = true, shown = x->out.size, append(&x->ids, &id, sizeof id);
-        append_token(&x->out, x->t, &x->decoder, id, false, false), print_from(&x->out, shown);
-        if (made < wanted) forward(r, &id, 1), logits = logits_of(r, 0, 1);
+        append(&x->ids, &id, sizeof id);
+        append_token(&x->out, x->t, &x->decoder, id, false), print_from(&x->out, shown);
     }
     double end = seconds(CLOCK_MONOTONIC);
-    x->fed += fed, x->feeding += (made ? first : end) - start, x->made += made;
+    x->feeding += (made ? first : end) - start, x->made += made;
     if (made) x->timed += made - 1, x->making += end - first;
-    shown = x->out.size, decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
+    decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
     if (stoppable || !x->t || isatty(STDOUT_FILENO)) print("\n", 1);
     return ended;
 }
 
 static void report(const Session *x) {
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %llu\n", x->fed,
-            per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (unsigned long long)x->o->seed);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x->fed,
+            per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (size_t)x->o->sampler.state);
 }
 
-static void generate(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
-    size_t context = plan(o, m, p->n, o->n_new);
-    Session x;
-    new_session(&x, o, m, t, context, false);
-    bool as_given = x.t && p->text.size;  // text is shown as it was given
-    for (size_t i = 0; i < p->n; i++) append_token(&x.out, x.t, &x.decoder, p->ids[i], i == 0, false);
-    if (as_given) decode_end(&x.decoder, &x.out);
-    print_from(as_given ? &p->text : &x.out, 0);
-    write_on(&x, p->ids, p->n, context - p->n), report(&x);
+static void generate(Session *x, const Prompt *p) {
+    bool as_given = x->t && p->text.size;  // text is shown as it was given
+    for (size_t i = 0; i < p->n; i++) append_token(&x->out, x->t, &x->decoder, p->ids[i], false);
+    if (as_given) decode_end(&x->decoder, &x->out);
+    print_from(as_given ? &p->text : &x->out, 0);
+    write_on(x, p->ids, p->n, x->run.context - p->n);
 }
 
 // Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
@@ -1561,37 +1553,32 @@ static bool next_turn(const Options *o, Buffer *talk) {
     return !ended;
 }
 
-// Answers a turn, feeding what the conversation's ids have beyond those in the cache. False when the context is full.
-static bool answer(Session *x, Buffer *talk) {
-    size_t n, n_said = talk->size / sizeof x->out, context = x->run.context, same = 0;
-    int *ids = render(x->t, x->o->system, AS(Buffer, *talk), n_said, &n), *held = AS(int, x->ids);
-    if (n > context && n_said > 1) return false;
-    size_t room = context_for(x->o, x->run.model, context, n) - n;
-    bool endless = x->o->n_new < 0 || (size_t)x->o->n_new > room;
-    while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
-    x->run.position = same, x->decoder = (Decoder){0}, stoppable = 1;
-    bool ended = write_on(x, ids, n, endless ? room : (size_t)x->o->n_new);
-    append(talk, &x->out, sizeof x->out);
-    x->out = (Buffer){0}, stoppable = 0, free(ids);
-    return ended || !endless;
-}
-
-static void chat(const Options *o, const Model *m, const Tokenizer *t) {
-    size_t context = plan(o, m, 0, -1);
+// A turn feeds what the conversation's ids have beyond those in the cache.
+static void chat(Session *x) {
+    const Options *o = x->o;
+    size_t context = x->run.context;
     Buffer talk = {0};
-    Session x;
     bool full = false;
-    new_session(&x, o, m, t, context, true);
-    while (!full && next_turn(o, &talk)) full = !answer(&x, &talk);
+    while (!full && next_turn(o, &talk)) {
+        size_t n, n_said = talk.size / sizeof talk, same = 0;
+        int *ids = render(x->t, o->system, AS(Buffer, talk), n_said, &n), *held = AS(int, x->ids);
+        if ((full = n > context && n_said > 1)) break;
+        size_t room = context_for(o, x->run.model, context, n) - n;
+        bool endless = o->n_new < 0 || (size_t)o->n_new > room;
+        while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
+        x->run.position = same, x->decoder = (Decoder){0}, x->out = (Buffer){0}, stoppable = 1;
+        full = !write_on(x, ids, n, endless ? room : (size_t)o->n_new) && endless;
+        append(&talk, &x->out, sizeof x->out);
+        stoppable = 0, free(ids);
+    }
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
-    report(&x);
 }
 
 // -m tokenize (without a tokenizer to decode with: the ids) and detokenize
 static void translate(const Tokenizer *t, const int *ids, size_t n) {
     Buffer b = {0};
     Decoder d = {0};
-    for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], i == 0, true);
+    for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], true);
     t ? decode_end(&d, &b) : append(&b, "\n", 1);
     print_from(&b, 0);
 }
@@ -1631,15 +1618,14 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     double start = seconds(CLOCK_MONOTONIC), nll = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
         n = min_size(context, p->n - first), r.position = 0;
-        for (size_t done = 0, T, rows; done < n; done += T) {
-            T = next_chunk(&r, p->ids + first, done, n);
-            for (size_t row = 0; row < T && !hidden; row += rows) {
-                const float *logits = logits_of(&r, row, rows = min_size(LOGIT_ROWS, T - row)), *x = logits;
-                for (size_t at = done + row; at < done + row + rows && at + scores < n; at++, x += vocab_size) {
-                    check_logits(x, vocab_size, at);
-                    if (scores) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
-                }
-                if (!scores) print(logits, rows * vocab_size * sizeof *logits);
+        while (r.position < n) {
+            size_t T = next_chunk(&r, p->ids + first, n), at = r.position - T;
+            const float *x = NULL;
+            for (size_t row = 0; row < T && !hidden; row++, at++, x += vocab_size) {
+                if (row % LOGIT_ROWS == 0) x = logits_of(&r, row, min_size(LOGIT_ROWS, T - row));
+                check_logits(x, vocab_size, at);
+                if (!scores) print(x, vocab_size * sizeof *x);
+                else if (at + 1 < n) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
             }
         }
     }
@@ -1716,15 +1702,16 @@ static void set_flag(const Flag *f, const char *text) {
 }
 
 static void parse_options(Options *o, int argc, char **argv) {
-    *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256, .temperature = 1, .top_p = 0.9, .penalty = 1,
-                   .seed = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
+    Sampler *s = &o->sampler;
+    *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256};
+    *s = (Sampler){.temperature = 1, .top_p = 0.9, .penalty = 1, .state = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
     const Flag flags[] = {
         {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0},
         {"-I", 's', &o->ids, 0, 0}, {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0},
         {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX}, {"-b", 'i', &o->chunk, 1, INT_MAX},
-        {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024}, {"-k", 'i', &o->top_k, 0, INT_MAX},
-        {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1}, {"-s", 'u', &o->seed, 0, 0x1p64},
-        {"--min-p", 'f', &o->min_p, 0, 1}, {"--repeat-penalty", 'f', &o->penalty, DBL_MIN, DBL_MAX},
+        {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024}, {"-k", 'i', &s->top_k, 0, INT_MAX},
+        {"-t", 'f', &s->temperature, 0, DBL_MAX}, {"-p", 'f', &s->top_p, 0, 1}, {"-s", 'u', &s->state, 0, 0x1p64},
+        {"--min-p", 'f', &s->min_p, 0, 1}, {"--repeat-penalty", 'f', &s->penalty, DBL_MIN, DBL_MAX},
         {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'a', (void *)USAGE, 0, 0}, {"--help", 'a', (void *)USAGE, 0, 0},
         {"--version", 'a', "run.c 1.0\n", 0, 0}};
     const Flag *const last = flags + sizeof flags / sizeof *flags;
@@ -1771,6 +1758,7 @@ static Mode check_options(const Options *o) {
 int main(int argc, char **argv) {
     static Model m;
     static Tokenizer t;
+    static Session x;
     Options o;
     for (int fd = 0; fd < 3; fd++)  // a closed one stays unusable, and no file of ours takes its place
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
@@ -1793,11 +1781,14 @@ int main(int argc, char **argv) {
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
     if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
     if (mode == CHAT) open_input(o.file);
-    if (mode == CHAT) return o.print_ids ? translate_chat(&o, &t) : chat(&o, &m, &t), 0;
+    if (mode == CHAT && o.print_ids) return translate_chat(&o, &t), 0;
     bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
-    Prompt p = read_prompt(&o, &t, &m, starts);
-    if (mode == GENERATE) generate(&o, &m, &t, &p);
-    else if (starts || mode == PERPLEXITY) evaluate(&o, &m, &p, mode == HIDDEN, mode == PERPLEXITY);
+    Prompt p = {0};
+    if (mode != CHAT) p = read_prompt(&o, &t, &m, starts);
+    if (mode == GENERATE || mode == CHAT) {
+        new_session(&x, &o, &m, &t, p.n, mode == CHAT);
+        mode == CHAT ? chat(&x) : generate(&x, &p), report(&x);
+    } else if (starts || mode == PERPLEXITY) evaluate(&o, &m, &p, mode == HIDDEN, mode == PERPLEXITY);
     else translate(mode == DETOKENIZE ? &t : NULL, p.ids, p.n);
     return 0;
 }
