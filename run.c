@@ -307,24 +307,20 @@ enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
 static void load_llama2c(Model *m, bool version) {
     static const int32_t end_ids[2] = {1, 2};
     Config *c = &m->config;
-    int32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
+    uint32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
     memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
-    bool tied = version ? start[9] & 255 : h[5] > 0;  // version 0: a negative vocab_size means untied
-    if (!version && h[5] > -INT_MAX) h[5] = abs(h[5]);
+    bool tied = version ? start[9] & 255 : h[5] <= INT_MAX;  // version 0: a negative vocab_size means untied
+    if (!version && !tied) h[5] = -h[5];
     for (int i = 0; i < 7; i++)
-        if (h[i] <= 0 || (i == 6 && h[0] % h[3]))
+        if (!h[i] || h[i] > INT_MAX || (i == 6 && h[0] % h[3]))
             die("%s is no checkpoint (export.py SOURCE model.bin makes one of a model)", m->file.path);
-    size_t head_dim = (size_t)(h[0] / h[3]), kv_dim = mul((size_t)h[4], head_dim);
-    *c = (Config){.version = 1, .dim = (size_t)h[0], .hidden_dim = (size_t)h[1], .n_layers = (size_t)h[2],
-        .n_heads = (size_t)h[3], .n_kv_heads = (size_t)h[4], .head_dim = head_dim, .vocab_size = (size_t)h[5],
-        .seq_len = (size_t)h[6], .tied = tied, .norm_place = 5, .rope_dim = head_dim, .rope_pairs = 1,
-        .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4, .embedding_scale = 1,
+    size_t head_dim = h[0] / h[3], kv_dim = h[4] * head_dim;
+    *c = (Config){.version = 1, .dim = h[0], .hidden_dim = h[1], .n_layers = h[2], .n_heads = h[3], .n_kv_heads = h[4],
+        .head_dim = head_dim, .vocab_size = h[5], .seq_len = h[6], .tied = tied, .norm_place = 5, .rope_dim = head_dim,
+        .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4,
         .rope_attention_factor = 1, .rope_attention_factor_local = 1, .attention_scale = 1 / sqrt((double)head_dim),
-        .residual_scale = 1, .logit_scale = 1};
-    check_config(c, m->file.path);
-    float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
-    for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)head_dim);
-    m->rope_freq = freq, m->eos_ids = (const void *)end_ids, allocate_layers(m);
+        .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
+    check_config(c, m->file.path), allocate_layers(m);
     m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
 #define ONE(name, rows, columns) m->name = take(m, #name, OF_NO_LAYER, F32, rows, columns, 4);
 #define ALL(name, rows, columns) \
@@ -338,6 +334,9 @@ static void load_llama2c(Model *m, bool version) {
     if (!version) ONE(final_norm, 1, c->dim)
     if (!version) m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
     if (!tied) ONE(classifier, c->vocab_size, c->dim)
+    float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
+    for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)head_dim);
+    m->rope_freq = freq, m->eos_ids = (const void *)end_ids;
 }
 
 // Maps a checkpoint and checks it: every size against the file's before anything is used.
@@ -1347,12 +1346,6 @@ static void close_output(void) {
     unfinished[0] = 0;
 }
 
-static void open_input(const char *path) {
-    if (!path || !strcmp(path, "-")) return;
-    if (!freopen(path, "r", stdin)) die("cannot open %s: %s (check the path)", path, strerror(errno));
-    input = path;
-}
-
 // Appends what stdin has up to a character, EOF: to its end. Returns the one that has been met.
 static int read_until(int end, Buffer *b) {
     int c;
@@ -1395,7 +1388,7 @@ static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, 
     static int bos;
     size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids;
     Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
-    if (o->file) open_input(o->file), read_until(EOF, &p.text);
+    if (o->file) read_until(EOF, &p.text);
     if (o->text) append(&p.text, o->text, strlen(o->text));
     if (o->file || o->text) p.ids = encode(t, p.text.data, NULL, p.text.size, &p.n);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
@@ -1497,10 +1490,11 @@ static void new_session(Session *x, const Options *o, const Model *m, const Toke
     new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
 
-// Feeds those of n ids that the cache lacks, then samples up to `wanted` more, printing them as they come.
-// Returns whether the text came to its end, or the user had enough of it.
-static bool write_on(Session *x, const int *ids, size_t n, size_t wanted) {
+// Feeds those of n ids that the cache lacks, then samples more, as many as -n and the context allow, printing them as
+// they come. Returns whether the text came to its end, or the user had enough of it.
+static bool write_on(Session *x, const int *ids, size_t n) {
     Run *r = &x->run;
+    size_t room = r->context - n, wanted = x->o->n_new < 0 ? room : min_size(room, (size_t)x->o->n_new);
     size_t cached = r->position, made = 0, shown = x->out.size, T = 0;
     bool ended = false;
     x->ids.size = 0, append(&x->ids, ids, n * sizeof *ids);
@@ -1533,7 +1527,7 @@ static void generate(Session *x, const Prompt *p) {
     for (size_t i = 0; i < p->n; i++) append_token(&x->out, x->t, &x->decoder, p->ids[i], false);
     if (as_given) decode_end(&x->decoder, &x->out);
     print_from(as_given ? &p->text : &x->out, 0);
-    write_on(x, p->ids, p->n, x->run.context - p->n);
+    write_on(x, p->ids, p->n);
 }
 
 // Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
@@ -1553,7 +1547,7 @@ static bool next_turn(const Options *o, Buffer *talk) {
     return !ended;
 }
 
-// A turn feeds what the conversation's ids have beyond those in the cache.
+// Each turn feeds what the conversation's ids have beyond those in the cache.
 static void chat(Session *x) {
     const Options *o = x->o;
     size_t context = x->run.context;
@@ -1563,11 +1557,10 @@ static void chat(Session *x) {
         size_t n, n_said = talk.size / sizeof talk, same = 0;
         int *ids = render(x->t, o->system, AS(Buffer, talk), n_said, &n), *held = AS(int, x->ids);
         if ((full = n > context && n_said > 1)) break;
-        size_t room = context_for(o, x->run.model, context, n) - n;
-        bool endless = o->n_new < 0 || (size_t)o->n_new > room;
+        context_for(o, x->run.model, context, n);  // dies if the first turn does not fit
         while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
         x->run.position = same, x->decoder = (Decoder){0}, x->out = (Buffer){0}, stoppable = 1;
-        full = !write_on(x, ids, n, endless ? room : (size_t)o->n_new) && endless;
+        full = !write_on(x, ids, n) && x->ids.size == context * sizeof *ids;
         append(&talk, &x->out, sizeof x->out);
         stoppable = 0, free(ids);
     }
@@ -1764,6 +1757,8 @@ int main(int argc, char **argv) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
     parse_options(&o, argc, argv);
     Mode mode = check_options(&o);
+    if (o.file && strcmp(o.file, "-") && !freopen(input = o.file, "r", stdin))
+        die("cannot open %s: %s (check the path)", input, strerror(errno));
 #ifdef _OPENMP
     omp_set_dynamic(0);
     if (o.threads > 0) omp_set_num_threads((int)o.threads);
@@ -1780,7 +1775,6 @@ int main(int argc, char **argv) {
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
     if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
-    if (mode == CHAT) open_input(o.file);
     if (mode == CHAT && o.print_ids) return translate_chat(&o, &t), 0;
     bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
     Prompt p = {0};
