@@ -280,6 +280,21 @@ static void check_tables(const Model *m) {
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
 }
 
+// Takes all tensors, in the order of the tables, or, for all layers, the one whose name `only` begins with.
+static void take_tensors(Model *m, const char *only, size_t align) {
+    const Config *c = &m->config;
+    const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
+    const Type W = c->weight_type ? BF16 : F32;
+#define WANTED(name, present) ((present) && (!only || !strncmp(only, #name " ", sizeof #name)))
+#define TAKE(name, type, present, rows, columns) \
+    if (WANTED(name, present)) m->name = take(m, #name, OF_NO_LAYER, type, rows, columns, align);
+#define TAKE_OF_LAYER(name, type, present, rows, columns) \
+    if (WANTED(name, present)) m->layers[l].name = take(m, #name, (int)l, type, rows, columns, align);
+    TENSORS_FIRST(TAKE)
+    for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
+    TENSORS_LAST(TAKE)
+}
+
 static void load_version_1(Model *m) {
     Config *c = &m->config;
     const unsigned char *file = m->file.data;
@@ -288,16 +303,7 @@ static void load_version_1(Model *m) {
     memcpy(c, file, sizeof *c), check_config(c, m->file.path);
     for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
         if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, file[i]);
-    allocate_layers(m), m->taken = HEADER_SIZE;
-    const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-    const Type W = c->weight_type ? BF16 : F32;
-#define TAKE(name, type, present, rows, columns) \
-    if (present) m->name = take(m, #name, OF_NO_LAYER, type, rows, columns, ALIGNMENT);
-#define TAKE_OF_LAYER(name, type, present, rows, columns) \
-    if (present) m->layers[l].name = take(m, #name, (int)l, type, rows, columns, ALIGNMENT);
-    TENSORS_FIRST(TAKE)
-    for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
-    TENSORS_LAST(TAKE)
+    allocate_layers(m), m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
     if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
 }
 
@@ -306,6 +312,8 @@ static void load_version_1(Model *m) {
 enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
 static void load_llama2c(Model *m, bool version) {
     static const int32_t end_ids[2] = {1, 2};
+    const char *at = version ? "attention_norm ffn_norm final_norm token_embedding wq wk wv wo w1 w2 w3 classifier "
+                             : "token_embedding attention_norm wq wk wv wo ffn_norm w1 w2 w3 final_norm - classifier ";
     Config *c = &m->config;
     uint32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
     memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
@@ -314,7 +322,7 @@ static void load_llama2c(Model *m, bool version) {
     for (int i = 0; i < 7; i++)
         if (!h[i] || h[i] > INT_MAX || (i == 6 && h[0] % h[3]))
             die("%s is no checkpoint (export.py SOURCE model.bin makes one of a model)", m->file.path);
-    size_t head_dim = h[0] / h[3], kv_dim = h[4] * head_dim;
+    size_t head_dim = h[0] / h[3];
     *c = (Config){.version = 1, .dim = h[0], .hidden_dim = h[1], .n_layers = h[2], .n_heads = h[3], .n_kv_heads = h[4],
         .head_dim = head_dim, .vocab_size = h[5], .seq_len = h[6], .tied = tied, .norm_place = 5, .rope_dim = head_dim,
         .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4,
@@ -322,18 +330,9 @@ static void load_llama2c(Model *m, bool version) {
         .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
     check_config(c, m->file.path), allocate_layers(m);
     m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
-#define ONE(name, rows, columns) m->name = take(m, #name, OF_NO_LAYER, F32, rows, columns, 4);
-#define ALL(name, rows, columns) \
-    for (size_t l = 0; l < c->n_layers; l++) m->layers[l].name = take(m, #name, (int)l, F32, rows, columns, 4);
-    if (!version) ONE(token_embedding, c->vocab_size, c->dim)
-    ALL(attention_norm, 1, c->dim)
-    if (version) { ALL(ffn_norm, 1, c->dim) ONE(final_norm, 1, c->dim) ONE(token_embedding, c->vocab_size, c->dim) }
-    ALL(wq, c->dim, c->dim) ALL(wk, kv_dim, c->dim) ALL(wv, kv_dim, c->dim) ALL(wo, c->dim, c->dim)
-    if (!version) ALL(ffn_norm, 1, c->dim)
-    ALL(w1, c->hidden_dim, c->dim) ALL(w2, c->dim, c->hidden_dim) ALL(w3, c->hidden_dim, c->dim)
-    if (!version) ONE(final_norm, 1, c->dim)
-    if (!version) m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
-    if (!tied) ONE(classifier, c->vocab_size, c->dim)
+    for (; *at; at = strchr(at, ' ') + 1)
+        if (*at != '-') take_tensors(m, at, 4);
+        else m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
     float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
     for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)head_dim);
     m->rope_freq = freq, m->eos_ids = (const void *)end_ids;
@@ -1385,7 +1384,6 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
 
 // The prompt of -i, -f or -I ("1 2 3", each in the vocabulary); where `starts`, an empty one becomes the model's BOS.
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, bool starts) {
-    static int bos;
     size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids;
     Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
     if (o->file) read_until(EOF, &p.text);
@@ -1393,16 +1391,14 @@ static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, 
     if (o->file || o->text) p.ids = encode(t, p.text.data, NULL, p.text.size, &p.n);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
-        int shown = (int)min_size(word, 80);
-        if (digits < word) usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", shown, at);
-        if (digits > 10 || id >= vocab_size)
-            die("id %.*s is not in the vocabulary (ids are 0 to %zu)", shown, at, vocab_size - 1);
+        if (digits < word) usage_error("-I has \"%.80s\", no token id (give ids as \"1 2 3\")", at);
+        if (id >= vocab_size) die("id %zu is not in the vocabulary (ids are 0 to %zu)", id, vocab_size - 1);
         p.ids[p.n++] = (int)id, at += word;
     }
     if (p.n || !starts) return p;
-    bos = (int)m->config.bos_id;
-    if (bos < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
-    return (Prompt){&bos, 1, p.text};
+    if (m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
+    p.ids = allocate(1, sizeof *p.ids, "the prompt"), p.ids[p.n++] = (int)m->config.bos_id;
+    return p;
 }
 
 // ---- the modes ------------------------------------------------------------------------------------------------------

@@ -738,7 +738,10 @@ def test_o_replaces_files(tiny, tmp_path):
     assert good(*args, "-o", "-") == want
     assert good(*args, "-o", tmp_path / "out") == b"" and (tmp_path / "out").read_bytes() == want
     (tmp_path / "out").write_bytes(b"x" * 100000)
-    assert good(*args, "-o", "out", cwd=tmp_path) == b"" and (tmp_path / "out").read_bytes() == want
+    for mode in (0o600, 0o755, 0o646):                                  # kept, whatever the umask
+        (tmp_path / "out").chmod(mode)
+        assert good(*args, "-o", "out", cwd=tmp_path) == b"" and (tmp_path / "out").read_bytes() == want
+        assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
     assert os.listdir(tmp_path) == ["out"]
 
 
