@@ -32,7 +32,7 @@
 #endif
 
 // ---- errors and memory ----------------------------------------------------------------------------------------------
-static char unfinished[PATH_MAX];  // name of the output file being written, removed if its end is not reached
+static char *unfinished;  // name of the output file being written, removed if its end is not reached
 
 // Prints one line on stderr (control characters that a value brings along become '?') and ends the program.
 __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, const char *format, ...) {
@@ -41,7 +41,7 @@ __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, con
     va_start(values, format), vsnprintf(line, sizeof line, format, values), va_end(values);
     for (char *c = line; *c; c++) *c = (unsigned char)*c < 32 || *c == 127 ? '?' : *c;
     fprintf(stderr, "run: %s\n", line);
-    if (unfinished[0]) unlink(unfinished);
+    if (unfinished) unlink(unfinished);
     exit(status);
 }
 #define die(...) fail(1, __VA_ARGS__)          // bad data or failed input and output: what is wrong (what to do)
@@ -1310,7 +1310,7 @@ static volatile sig_atomic_t stoppable;  // 1: chat writes a reply, which SIGINT
 static void on_signal(int number) {
     static const char shrunk[] = "run: the model's file has become shorter (copy it again)\n";
     if (number == SIGINT && stoppable == 1) { stoppable = 2; return; }
-    if (unfinished[0]) unlink(unfinished);
+    if (unfinished) unlink(unfinished);
     _exit(number == SIGBUS && write(STDERR_FILENO, shrunk, sizeof shrunk - 1) ? 1 : 128 + number);
 }
 
@@ -1327,22 +1327,21 @@ static void print_from(const Buffer *b, size_t start) { if (b->size > start) pri
 // Makes stdout a device or FIFO, or a temporary file beside `path`: when whole it replaces the file of that name (that
 // to which a link leads) and has its permissions.
 static void open_output(const char *path) {
-    static char target[PATH_MAX];
+    const char *target = realpath(path, NULL);
     struct stat old;
-    output = realpath(path, target) ? target : path;
+    output = target ? target : path;
     bool exists = !stat(output, &old), in_place = exists && !S_ISREG(old.st_mode);
-    if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", output, (long)getpid()) >= PATH_MAX)
-        unfinished[0] = 0;
+    if (!in_place && asprintf(&unfinished, "%s.%ld.part", output, (long)getpid()) < 0) unfinished = NULL;
     int fd = in_place ? open(output, O_WRONLY) : open(unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666);
-    if (fd < 0) unfinished[0] = 0;
+    if (fd < 0) unfinished = NULL;
     if (fd < 0 || dup2(fd, STDOUT_FILENO) < 0) die("cannot write %s: %s (check the path)", output, strerror(errno));
     if (exists && !in_place) fchmod(fd, old.st_mode & 0777);
     close(fd);
 }
 static void close_output(void) {
-    if (fclose(stdout) || (unfinished[0] && rename(unfinished, output)))
+    if (fclose(stdout) || (unfinished && rename(unfinished, output)))
         die("cannot write %s: %s (free some space, or write elsewhere)", output, strerror(errno));
-    unfinished[0] = 0;
+    unfinished = NULL;
 }
 
 // Appends what stdin has up to a character, EOF: to its end. Returns the one that has been met.
@@ -1361,16 +1360,14 @@ typedef struct {
 } Options;
 typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as given, empty with -I
 
-// Loads -z, else STEM.tokenizer.bin beside STEM.bin, else tokenizer.bin beside the model, else here; dies unless it
-// belongs to the model, where there is one.
+// Loads -z, or STEM.tokenizer.bin beside STEM.bin, or tokenizer.bin beside the model, or here. It must fit the model.
 static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
-    static char found[PATH_MAX];
+    char *name;
     const char *path = o->tokenizer, *model = o->model ? o->model : "", *slash = strrchr(model, '/');
     int stem = (int)strlen(model) - 4, kept[] = {stem, slash ? (int)(slash + 1 - model) : 0, 0};
-    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++) {
-        int size = snprintf(found, PATH_MAX, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".");
-        if (size < PATH_MAX && !access(found, F_OK)) path = found;
-    }
+    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
+        if (asprintf(&name, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".") >= 0 && !access(name, F_OK))
+            path = name;
     if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)",
                    o->model ? model : "a model");
     tokenizer_load(t, path);
@@ -1486,8 +1483,8 @@ static void new_session(Session *x, const Options *o, const Model *m, const Toke
     new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
 
-// Feeds those of n ids that the cache lacks, then samples more, as many as -n and the context allow, printing them as
-// they come. Returns whether the text came to its end, or the user had enough of it.
+// Feeds those of n ids that the cache lacks, then samples and prints more, as many as -n and the context allow. Returns
+// whether the text came to its end, or the user had enough of it.
 static bool write_on(Session *x, const int *ids, size_t n) {
     Run *r = &x->run;
     size_t room = r->context - n, wanted = x->o->n_new < 0 ? room : min_size(room, (size_t)x->o->n_new);
@@ -1511,11 +1508,6 @@ static bool write_on(Session *x, const int *ids, size_t n) {
     decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
     if (stoppable || !x->t || isatty(STDOUT_FILENO)) print("\n", 1);
     return ended;
-}
-
-static void report(const Session *x) {
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x->fed,
-            per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (size_t)x->o->sampler.state);
 }
 
 static void generate(Session *x, const Prompt *p) {
@@ -1563,6 +1555,26 @@ static void chat(Session *x) {
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
 }
 
+// -m generate, or without a prompt chat; then the status line.
+static void run_session(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
+    Session x;
+    new_session(&x, o, m, t, p ? p->n : 0, !p);
+    if (p) generate(&x, p);
+    else chat(&x);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x.fed,
+            per_second(x.fed, x.feeding), x.made, per_second(x.timed, x.making), (size_t)o->sampler.state);
+}
+
+// The ids of a whole conversation, for -m chat --ids.
+static Prompt read_talk(const Options *o, const Tokenizer *t) {
+    Buffer talk = {0};
+    Prompt p = {0};
+    while (next_turn(o, &talk)) continue;
+    size_t n = talk.size / sizeof talk;
+    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
+    return p.ids = render(t, o->system, AS(Buffer, talk), n, &p.n), p;
+}
+
 // -m tokenize (without a tokenizer to decode with: the ids) and detokenize
 static void translate(const Tokenizer *t, const int *ids, size_t n) {
     Buffer b = {0};
@@ -1570,16 +1582,6 @@ static void translate(const Tokenizer *t, const int *ids, size_t n) {
     for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], true);
     t ? decode_end(&d, &b) : append(&b, "\n", 1);
     print_from(&b, 0);
-}
-
-// -m chat --ids: those of a whole conversation.
-static void translate_chat(const Options *o, const Tokenizer *t) {
-    Buffer talk = {0};
-    while (next_turn(o, &talk)) continue;
-    size_t n = talk.size / sizeof talk, n_ids;
-    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
-    const int *ids = render(t, o->system, AS(Buffer, talk), n, &n_ids);
-    translate(NULL, ids, n_ids);
 }
 
 // -ln p(id) of a row of n logits.
@@ -1747,7 +1749,6 @@ static Mode check_options(const Options *o) {
 int main(int argc, char **argv) {
     static Model m;
     static Tokenizer t;
-    static Session x;
     Options o;
     for (int fd = 0; fd < 3; fd++)  // a closed one stays unusable, and no file of ours takes its place
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
@@ -1771,14 +1772,11 @@ int main(int argc, char **argv) {
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
     if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
-    if (mode == CHAT && o.print_ids) return translate_chat(&o, &t), 0;
+    if (mode == CHAT && !o.print_ids) return run_session(&o, &m, &t, NULL), 0;
     bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
-    Prompt p = {0};
-    if (mode != CHAT) p = read_prompt(&o, &t, &m, starts);
-    if (mode == GENERATE || mode == CHAT) {
-        new_session(&x, &o, &m, &t, p.n, mode == CHAT);
-        mode == CHAT ? chat(&x) : generate(&x, &p), report(&x);
-    } else if (starts || mode == PERPLEXITY) evaluate(&o, &m, &p, mode == HIDDEN, mode == PERPLEXITY);
+    Prompt p = mode == CHAT ? read_talk(&o, &t) : read_prompt(&o, &t, &m, starts);
+    if (mode == GENERATE) run_session(&o, &m, &t, &p);
+    else if (starts || mode == PERPLEXITY) evaluate(&o, &m, &p, mode == HIDDEN, mode == PERPLEXITY);
     else translate(mode == DETOKENIZE ? &t : NULL, p.ids, p.n);
     return 0;
 }
