@@ -1237,17 +1237,16 @@ static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c
 // Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
 // A quickselect: only the side of the pivot on which the goal is reached is looked at again.
 static size_t keep_best(Candidate *c, size_t n, double goal) {
-    size_t low = 0, high = n;
-    double kept = 0;  // weight of those before low
-    for (goal = fmax(goal, DBL_MIN); low < high && kept < goal;) {
+    size_t low = 0, high = n;  // those before low are kept, their weight is taken off goal
+    for (goal = fmax(goal, DBL_MIN); low < high && goal > 0;) {
         size_t split = low;
-        double sum = kept;  // weight of those before split
+        double sum = 0;  // weight of those from low to split
         swap(&c[low + (high - low) / 2], &c[high - 1]);
         for (size_t i = low; i + 1 < high; i++)
             if (goes_before(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
         if (sum >= goal) high = split;
-        else kept = sum + (double)c[split].weight, low = split + 1;
+        else goal -= sum + (double)c[split].weight, low = split + 1;
     }
     return low;
 }
@@ -1389,7 +1388,7 @@ static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, 
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
         if (digits < word) usage_error("-I has \"%.80s\", no token id (give ids as \"1 2 3\")", at);
-        if (id >= vocab_size) die("id %zu is not in the vocabulary (ids are 0 to %zu)", id, vocab_size - 1);
+        if (id >= vocab_size) die("-I has \"%.80s\", not in the vocabulary (ids are 0 to %zu)", at, vocab_size - 1);
         p.ids[p.n++] = (int)id, at += word;
     }
     if (p.n || !starts) return p;
