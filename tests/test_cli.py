@@ -711,7 +711,7 @@ def test_o_beyond_a_size_limit_and_after_a_killed_run(tiny, tmp_path):
 
 def test_a_model_that_shrinks(tiny, tmp_path):
     """A read beyond the end of the file is one line and exit 1, not a signal."""
-    write(tmp_path / "m.bin", config(dim=64, hidden_dim=256, n_layers=8, seq_len=20000))
+    write(tmp_path / "m.bin", config(dim=64, hidden_dim=256, n_layers=8, seq_len=20000, eos=[]))
     with subprocess.Popen([binary(), tmp_path / "m.bin", "-I", "1", "--ids", "-n", "-1", "-j", "1"], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as p:
         fcntl.fcntl(p.stdout, fcntl.F_SETPIPE_SZ, 4096)  # so that it cannot run ahead of us
