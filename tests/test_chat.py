@@ -611,11 +611,14 @@ def driver(tmp_path_factory):
     return str(folder / "driver")
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_cache_holds_the_conversation(ends, tiny, driver):
-    """B78: after two turns the logits are, to the last bit, those of one prompt, though less was fed; turns ended by a token or by -n."""
-    model = tiny("mixed") if not ends else tiny("ending", chain(["\n", "O", "k", END]), n_layers=2)
-    done = subprocess.run([driver, str(model), "-t", "0", "-n", "6"], input=b"first turn, a long one\nno\n", capture_output=True, timeout=60)
+@pytest.mark.parametrize("follow, flags", [(None, "-t 0 -n 6"), (["\n", "O", "k", END], "-t 0 -n 6"), (None, "-t 9 -n 60 -s 1")])
+def test_cache_holds_the_conversation(follow, flags, tiny, driver):
+    """B78: after two turns the logits are, to the last bit, those of one prompt, though less was fed.
+
+    Replies end by -n or a token; the last one has special tokens, which its text and the ids of the next turn lack.
+    """
+    model = tiny("mixed") if not follow else tiny("ending", chain(follow), n_layers=2)
+    done = subprocess.run([driver, str(model), *flags.split()], input=b"first turn, a long one\nno\n", capture_output=True, timeout=60)
     state, fed, n = done.stderr.split()[-3:]
     assert state == b"equal" and 45 < int(fed) <= int(n), done.stderr
 
