@@ -38,7 +38,7 @@ static int omp_get_max_threads(void) { return 1; }
 #endif
 
 // ---- errors and memory ----------------------------------------------------------------------------------------------
-static char unfinished[PATH_MAX];  // name of the output file being written, removed if its end is not reached
+static char *unfinished;  // name of the output file being written, removed if its end is not reached
 
 // Prints one line on stderr (control characters that a value brings along become '?') and ends the program.
 __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, const char *format, ...) {
@@ -47,7 +47,7 @@ __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, con
     va_start(values, format), vsnprintf(line, sizeof line, format, values), va_end(values);
     for (char *c = line; *c; c++) *c = (unsigned char)*c < 32 || *c == 127 ? '?' : *c;
     fprintf(stderr, "run: %s\n", line);
-    if (unfinished[0]) unlink(unfinished);
+    if (unfinished) unlink(unfinished);
     exit(status);
 }
 #define die(...) fail(1, __VA_ARGS__)          // bad data or failed input and output: what is wrong (what to do)
@@ -320,6 +320,21 @@ static void check_tables(const Model *m) {
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
 }
 
+// Takes all tensors, in the order of the tables, or, for all layers, the one whose name `only` begins with.
+static void take_tensors(Model *m, const char *only, size_t align) {
+    const Config *c = &m->config;
+    const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
+    const Type W = c->weight_type ? BF16 : F32;
+#define WANTED(name, present) ((present) && (!only || !strncmp(only, #name " ", sizeof #name)))
+#define TAKE(name, type, present, rows, columns) \
+    if (WANTED(name, present)) m->name = take(m, #name, OF_NO_LAYER, type, rows, columns, align);
+#define TAKE_OF_LAYER(name, type, present, rows, columns) \
+    if (WANTED(name, present)) m->layers[l].name = take(m, #name, (int)l, type, rows, columns, align);
+    TENSORS_FIRST(TAKE)
+    for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
+    TENSORS_LAST(TAKE)
+}
+
 static void load_version_1(Model *m) {
     Config *c = &m->config;
     const unsigned char *file = m->file.data;
@@ -328,16 +343,7 @@ static void load_version_1(Model *m) {
     memcpy(c, file, sizeof *c), check_config(c, m->file.path);
     for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
         if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, file[i]);
-    allocate_layers(m), m->taken = HEADER_SIZE;
-    const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-    const Type W = c->weight_type ? BF16 : F32;
-#define TAKE(name, type, present, rows, columns) \
-    if (present) m->name = take(m, #name, OF_NO_LAYER, type, rows, columns, ALIGNMENT);
-#define TAKE_OF_LAYER(name, type, present, rows, columns) \
-    if (present) m->layers[l].name = take(m, #name, (int)l, type, rows, columns, ALIGNMENT);
-    TENSORS_FIRST(TAKE)
-    for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
-    TENSORS_LAST(TAKE)
+    allocate_layers(m), m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
     if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
 }
 
@@ -353,39 +359,31 @@ static double power(double base, double exponent) {
 enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
 static void load_llama2c(Model *m, bool version) {
     static const int32_t end_ids[2] = {1, 2};
+    const char *at = version ? "attention_norm ffn_norm final_norm token_embedding wq wk wv wo w1 w2 w3 classifier "
+                             : "token_embedding attention_norm wq wk wv wo ffn_norm w1 w2 w3 final_norm - classifier ";
     Config *c = &m->config;
-    int32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
+    uint32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
     memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
-    bool tied = version ? start[9] & 255 : h[5] > 0;  // version 0: a negative vocab_size means untied
-    if (!version && h[5] > -INT_MAX) h[5] = abs(h[5]);
+    bool tied = version ? start[9] & 255 : h[5] <= INT_MAX;  // version 0: a negative vocab_size means untied
+    if (!version && !tied) h[5] = -h[5];
     for (int i = 0; i < 7; i++)
-        if (h[i] <= 0 || (i == 6 && h[0] % h[3]))
+        if (!h[i] || h[i] > INT_MAX || (i == 6 && h[0] % h[3]))
             die("%s is no checkpoint (export.py SOURCE model.bin makes one of a model)", m->file.path);
-    size_t head_dim = (size_t)(h[0] / h[3]), kv_dim = mul((size_t)h[4], head_dim);
-    *c = (Config){.version = 1, .dim = (size_t)h[0], .hidden_dim = (size_t)h[1], .n_layers = (size_t)h[2],
-        .n_heads = (size_t)h[3], .n_kv_heads = (size_t)h[4], .head_dim = head_dim, .vocab_size = (size_t)h[5],
-        .seq_len = (size_t)h[6], .tied = tied, .norm_place = 5, .rope_dim = head_dim, .rope_pairs = 1,
-        .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4, .embedding_scale = 1,
+    size_t head_dim = h[0] / h[3];
+    *c = (Config){.version = 1, .dim = h[0], .hidden_dim = h[1], .n_layers = h[2], .n_heads = h[3], .n_kv_heads = h[4],
+        .head_dim = head_dim, .vocab_size = h[5], .seq_len = h[6], .tied = tied, .norm_place = 5, .rope_dim = head_dim,
+        .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4,
         .rope_attention_factor = 1, .rope_attention_factor_local = 1, .attention_scale = 1 / sqrt((double)head_dim),
-        .residual_scale = 1, .logit_scale = 1};
-    check_config(c, m->file.path);
+        .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
+    check_config(c, m->file.path), allocate_layers(m);
+    m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
+    for (; *at; at = strchr(at, ' ') + 1)
+        if (*at != '-') take_tensors(m, at, 4);
+        else m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
     float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
     for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)power(1 / c->rope_theta, 2 * (double)i / (double)head_dim);
-    static Tensor frequencies = {.name = "rope_freq"}, end = {.name = "eos_ids", .data = end_ids};
-    frequencies.data = freq, m->rope_freq = &frequencies, m->eos_ids = &end, allocate_layers(m);
-    m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
-#define ONE(name, rows, columns) m->name = take(m, #name, OF_NO_LAYER, F32, rows, columns, 4);
-#define ALL(name, rows, columns) \
-    for (size_t l = 0; l < c->n_layers; l++) m->layers[l].name = take(m, #name, (int)l, F32, rows, columns, 4);
-    if (!version) ONE(token_embedding, c->vocab_size, c->dim)
-    ALL(attention_norm, 1, c->dim)
-    if (version) { ALL(ffn_norm, 1, c->dim) ONE(final_norm, 1, c->dim) ONE(token_embedding, c->vocab_size, c->dim) }
-    ALL(wq, c->dim, c->dim) ALL(wk, kv_dim, c->dim) ALL(wv, kv_dim, c->dim) ALL(wo, c->dim, c->dim)
-    if (!version) ALL(ffn_norm, 1, c->dim)
-    ALL(w1, c->hidden_dim, c->dim) ALL(w2, c->dim, c->hidden_dim) ALL(w3, c->hidden_dim, c->dim)
-    if (!version) ONE(final_norm, 1, c->dim)
-    if (!version) m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
-    if (!tied) ONE(classifier, c->vocab_size, c->dim)
+    static Tensor frequencies = {.name = "rope_freq"}, ends = {.name = "eos_ids", .data = end_ids};
+    frequencies.data = freq, m->rope_freq = &frequencies, m->eos_ids = &ends;
 }
 
 // Maps a checkpoint and checks it: every size against the file's before anything is used.
@@ -1464,18 +1462,16 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
 // ---- the sampler ----------------------------------------------------------------------------------------------------
 typedef struct { float logit, weight; int id; } Candidate;  // weight: proportional to the probability
 typedef struct {
-    size_t vocab_size, top_k;                   // top_k 0: off
-    double temperature, top_p, min_p, penalty;  // temperature 0: greedy
-    uint64_t state;                             // of the generator
-    bool *seen;                                 // (vocab_size) ids of the prompt and the output
-    float *logits;                              // (vocab_size) after the repetition penalty
-    Candidate *candidates;                      // (vocab_size)
-    double *weights;                            // (vocab_size) by id, 0 for what a filter removed
+    double temperature, top_k, top_p, min_p, penalty;  // temperature 0: greedy, top_k 0: off
+    uint64_t state;                                    // of the generator; begins as the seed
+    size_t vocab_size;
+    Candidate *candidates;                             // (vocab_size)
+    double *weights;                                   // (vocab_size) by id, 0 for what a filter removed
 } Sampler;
 
+// Makes the arrays of a sampler whose settings are there.
 static void new_sampler(Sampler *s, size_t n) {
     s->vocab_size = n, s->candidates = allocate(n, sizeof *s->candidates, "the sampler");
-    s->seen = allocate(n, sizeof *s->seen, "the sampler"), s->logits = allocate(n, sizeof *s->logits, "the sampler");
     s->weights = allocate(n, sizeof *s->weights, "the sampler");
 }
 
@@ -1493,17 +1489,16 @@ static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c
 // Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
 // A quickselect: only the side of the pivot on which the goal is reached is looked at again.
 static size_t keep_best(Candidate *c, size_t n, double goal) {
-    size_t low = 0, high = n;
-    double kept = 0;  // weight of those before low
-    for (goal = fmax(goal, DBL_MIN); low < high && kept < goal;) {
+    size_t low = 0, high = n;  // those before low are kept, their weight is taken off goal
+    for (goal = fmax(goal, DBL_MIN); low < high && goal > 0;) {
         size_t split = low;
-        double sum = kept;  // weight of those before split
+        double sum = 0;  // weight of those from low to split
         swap(&c[low + (high - low) / 2], &c[high - 1]);
         for (size_t i = low; i + 1 < high; i++)
             if (goes_before(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
         if (sum >= goal) high = split;
-        else kept = sum + (double)c[split].weight, low = split + 1;
+        else goal -= sum + (double)c[split].weight, low = split + 1;
     }
     return low;
 }
@@ -1515,18 +1510,18 @@ static void check_logits(const float *logits, size_t n, size_t position) {
                                          i, position, (double)logits[i]);
 }
 
-// Copies the logits with the repetition penalty (Keskar et al. 2019) for ids seen: positive ones are divided by it,
-// negative ones multiplied. Returns the id of the largest, the lowest at a tie.
-static size_t penalize(Sampler *s, const float *logits, size_t position) {
+// Makes every id a candidate. The logits of n ids seen get the repetition penalty (Keskar et al. 2019), once each:
+// positive ones are divided by it, negative ones multiplied. Returns the id of the largest, the lowest at a tie.
+static size_t penalize(Sampler *s, const float *logits, const int *seen, size_t n) {
+    Candidate *c = s->candidates;
     size_t best = 0;
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
-    check_logits(logits, s->vocab_size, position);
-    for (size_t i = 0; i < s->vocab_size; i++) {
-        float penalized = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
-        s->logits[i] = s->seen[i] ? fminf(penalized, FLT_MAX) : logits[i];
-        if (s->logits[i] > s->logits[best]) best = i;
-    }
-    if (s->logits[best] == -INFINITY) die("all logits at position %zu are -inf (see -m check)", position);
+    check_logits(logits, s->vocab_size, n - 1);
+    for (size_t i = 0; i < s->vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
+    for (const int *id = seen; id < seen + n; id++)
+        c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
+    for (size_t i = 0; i < s->vocab_size; i++) if (c[i].logit > c[best].logit) best = i;
+    if (c[best].logit == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     return best;
 }
 
@@ -1534,11 +1529,9 @@ static size_t penalize(Sampler *s, const float *logits, size_t position) {
 // what top-k left) and min-p (that share of the largest), else 0.
 static void filter(Sampler *s, float largest) {
     Candidate *c = s->candidates;
-    size_t n = 0;
+    size_t n = s->vocab_size;
     double total = 0;
-    for (size_t i = 0; i < s->vocab_size; i++)
-        if (s->logits[i] > -INFINITY) c[n++] = (Candidate){s->logits[i], 1, (int)i};
-    if (s->top_k && s->top_k < n) n = keep_best(c, n, (double)s->top_k);
+    if (s->top_k > 0) n = keep_best(c, n, s->top_k);
     for (size_t i = 0; i < n; total += (double)c[i++].weight)
         c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
     if (s->top_p < 1) n = keep_best(c, n, s->top_p * total);
@@ -1547,12 +1540,12 @@ static void filter(Sampler *s, float largest) {
         if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
 }
 
-// Picks the next id from logits (vocab_size): one number is drawn, and the ids are walked in order until their weights
-// pass that share of the total. None is drawn when greedy.
-static int sample(Sampler *s, const float *logits, size_t position) {
-    size_t picked = penalize(s, logits, position);
+// Picks the id that follows n ids from its logits (vocab_size): one number is drawn, and the ids are walked in order
+// until their weights pass that share of the total. None is drawn when greedy.
+static int sample(Sampler *s, const float *logits, const int *ids, size_t n) {
+    size_t picked = penalize(s, logits, ids, n);
     if (s->temperature == 0) return (int)picked;
-    filter(s, s->logits[picked]);
+    filter(s, s->candidates[picked].logit);
     double total = 0, passed = 0;
     for (size_t i = 0; i < s->vocab_size; i++) total += s->weights[i];
     double stop = (double)uniform(&s->state) * total;
@@ -1568,72 +1561,64 @@ static volatile sig_atomic_t stoppable;  // 1: chat writes a reply, which SIGINT
 static void on_signal(int number) {
     static const char shrunk[] = "run: the model's file has become shorter (copy it again)\n";
     if (number == SIGINT && stoppable == 1) { stoppable = 2; return; }
-    if (unfinished[0]) unlink(unfinished);
+    if (unfinished) unlink(unfinished);
     _exit(number == SIGBUS && write(STDERR_FILENO, shrunk, sizeof shrunk - 1) ? 1 : 128 + number);
 }
 
-static void write_all(int fd, const void *data, size_t size, const char *name) {
-    for (ssize_t n; size; data = (const char *)data + n, size -= (size_t)n) {
-        while ((n = write(fd, data, size)) < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EPIPE) on_signal(SIGPIPE);  // the reader has seen enough
-        if (n <= 0) die("cannot write to %s: %s (free some space, or write elsewhere)", name, strerror(errno));
-    }
+static const char *input = "standard input", *output = "standard output";  // what stdin and stdout are
+
+// Writes to stdout at once, and what printf() has left.
+static void print(const void *data, size_t size) {
+    if (fwrite(data, 1, size, stdout) == size && !fflush(stdout) && !ferror(stdout)) return;
+    if (errno == EPIPE) on_signal(SIGPIPE);  // the reader has seen enough
+    die("cannot write to %s: %s (free some space, or write elsewhere)", output, strerror(errno));
 }
-static void print(const void *text, size_t size) { write_all(STDOUT_FILENO, text, size, "standard output"); }
 static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
-// Opens where binary output goes: standard output, a device or FIFO in place, or a temporary file beside `path` that
-// takes its name (that of the file a link leads to) only when whole.
-static int open_output(const char **name) {
-    static char target[PATH_MAX];
-    struct stat info;
-    if (!strcmp(*name, "-")) return STDOUT_FILENO;
-    const char *path = realpath(*name, target) ? target : *name;
-    bool in_place = !stat(path, &info) && !S_ISREG(info.st_mode);
-    *name = path;
-    if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", path, (long)getpid()) >= PATH_MAX) unfinished[0] = 0;
-    int how = O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC | O_NOFOLLOW);
-    int fd = open(in_place ? path : unfinished, how, 0666);
-    if (fd < 0) unfinished[0] = 0, die("cannot write %s: %s (check the path)", path, strerror(errno));
-    return fd;
+// Makes stdout a device or FIFO, or a temporary file beside `path`: when whole it replaces the file of that name (that
+// to which a link leads) and has its permissions.
+static void open_output(const char *path) {
+    const char *target = realpath(path, NULL);
+    struct stat old;
+    output = target ? target : path;
+    bool exists = !stat(output, &old), in_place = exists && !S_ISREG(old.st_mode);
+    if (!in_place && asprintf(&unfinished, "%s.%ld.part", output, (long)getpid()) < 0) unfinished = NULL;
+    int fd = in_place ? open(output, O_WRONLY) : open(unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666);
+    if (fd < 0) unfinished = NULL;
+    if (fd < 0 || dup2(fd, STDOUT_FILENO) < 0) die("cannot write %s: %s (check the path)", output, strerror(errno));
+    if (exists && !in_place) fchmod(fd, old.st_mode & 0777);
+    close(fd);
 }
-static void close_output(int fd, const char *path) {
-    if (fd != STDOUT_FILENO && (close(fd) || (unfinished[0] && rename(unfinished, path))))
-        die("cannot write %s: %s (free some space, or write elsewhere)", path, strerror(errno));
-    unfinished[0] = 0;
+static void close_output(void) {
+    if (fclose(stdout) || (unfinished && rename(unfinished, output)))
+        die("cannot write %s: %s (free some space, or write elsewhere)", output, strerror(errno));
+    unfinished = NULL;
 }
 
-// The bytes of a file, or of standard input for "-".
-static Buffer read_all(const char *path) {
-    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    if (fd < 0) die("cannot open %s: %s (check the path)", path, strerror(errno));
-    char block[1 << 16];
-    Buffer b = {0};
-    for (ssize_t n = 1; n; append(&b, block, (size_t)n)) {
-        while ((n = read(fd, block, sizeof block)) < 0 && errno == EINTR) continue;
-        if (n < 0) die("cannot read %s: %s (check the path)", fd ? path : "standard input", strerror(errno));
-    }
-    return fd ? close(fd) : 0, b;
+// Appends what stdin has up to a character, EOF: to its end. Returns the one that has been met.
+static int read_until(int end, Buffer *b) {
+    int c;
+    while ((c = getchar()) != EOF && c != end) append(b, &(char){(char)c}, 1);
+    if (c == EOF && ferror(stdin)) die("cannot read %s: %s (check the path)", input, strerror(errno));
+    return c;
 }
 
 typedef struct {
     const char *model, *mode, *text, *file, *ids, *tokenizer, *output, *system;
-    double n_new, context, chunk, threads, top_k, temperature, top_p, min_p, penalty;
-    uint64_t seed;
+    double n_new, context, chunk, threads;
     bool print_ids;
+    Sampler sampler;  // its settings
 } Options;
 typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as given, empty with -I
 
-// Loads -z, else STEM.tokenizer.bin beside STEM.bin, else tokenizer.bin beside the model, else here; dies unless it
-// belongs to the model, where there is one.
+// Loads -z, or STEM.tokenizer.bin beside STEM.bin, or tokenizer.bin beside the model, or here. It must fit the model.
 static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
-    static char found[PATH_MAX];
+    char *name;
     const char *path = o->tokenizer, *model = o->model ? o->model : "", *slash = strrchr(model, '/');
     int stem = (int)strlen(model) - 4, kept[] = {stem, slash ? (int)(slash + 1 - model) : 0, 0};
-    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++) {
-        int size = snprintf(found, PATH_MAX, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".");
-        if (size < PATH_MAX && !access(found, F_OK)) path = found;
-    }
+    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
+        if (asprintf(&name, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".") >= 0 && !access(name, F_OK))
+            path = name;
     if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)",
                    o->model ? model : "a model");
     tokenizer_load(t, path);
@@ -1647,23 +1632,21 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
 
 // The prompt of -i, -f or -I ("1 2 3", each in the vocabulary); where `starts`, an empty one becomes the model's BOS.
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, bool starts) {
-    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, n = 0;
-    Buffer text = {0}, ids = {0};
-    if (o->file) text = read_all(o->file);
-    if (o->text) append(&text, o->text, strlen(o->text));
-    if (o->file || o->text) ids.data = (void *)encode(t, text.data, NULL, text.size, &n), ids.size = n * sizeof(int);
+    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids;
+    Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
+    if (o->file) read_until(EOF, &p.text);
+    if (o->text) append(&p.text, o->text, strlen(o->text));
+    if (o->file || o->text) p.ids = encode(t, p.text.data, NULL, p.text.size, &p.n);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
-        int shown = (int)min_size(word, 80);
-        if (digits < word) usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", shown, at);
-        if (digits > 10 || id >= vocab_size)
-            die("id %.*s is not in the vocabulary (ids are 0 to %zu)", shown, at, vocab_size - 1);
-        append(&ids, &(int){(int)id}, sizeof(int)), at += word;
+        if (digits < word) usage_error("-I has \"%.80s\", no token id (give ids as \"1 2 3\")", at);
+        if (id >= vocab_size) die("-I has \"%.80s\", not in the vocabulary (ids are 0 to %zu)", at, vocab_size - 1);
+        p.ids[p.n++] = (int)id, at += word;
     }
-    starts &= !ids.size;
-    if (starts && m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
-    if (starts) append(&ids, &(int){(int)m->config.bos_id}, sizeof(int));
-    return (Prompt){(int *)(void *)ids.data, ids.size / sizeof(int), text};
+    if (p.n || !starts) return p;
+    if (m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
+    p.ids = allocate(1, sizeof *p.ids, "the prompt"), p.ids[p.n++] = (int)m->config.bos_id;
+    return p;
 }
 
 // ---- the modes ------------------------------------------------------------------------------------------------------
@@ -1716,28 +1699,28 @@ static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t fits = context_in(o, m, available_memory(), full);
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
-        if (n > (full = fits)) die("the prompt has %zu tokens, memory holds %zu (use a shorter prompt)", n, fits);
+        full = context_for(o, m, fits, n);
     }
     if (wanted > full - n && n_new >= 0)
         fprintf(stderr, "run: note: the context of %zu has room for %zu new tokens, not %zu\n", full, full - n, wanted);
     return min_size(full, n + wanted);
 }
 
-// Takes the next chunk of n tokens of which `done` have been taken; returns how many tokens that was.
-static size_t next_chunk(Run *r, const int *ids, size_t done, size_t n) {
-    size_t T = min_size(r->chunk, n - done);
+// Takes the next chunk of n tokens from the run's position on; returns how many tokens that was.
+static size_t next_chunk(Run *r, const int *ids, size_t n) {
+    size_t T = min_size(r->chunk, n - r->position);
     bool show = n > 4 * r->chunk && isatty(STDERR_FILENO);
-    if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", done, n);
-    forward(r, ids + done, T);
-    if (show && done + T == n) fprintf(stderr, "\r%*s\r", 60, "");
+    if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", r->position, n);
+    forward(r, ids + r->position, T);
+    if (show && r->position == n) fprintf(stderr, "\r%*s\r", 60, "");
     return T;
 }
 
 // Appends what an id adds to the text (special tokens only if shown); without a tokenizer the id.
-static void append_token(Buffer *b, const Tokenizer *t, Decoder *d, int id, bool first, bool show_special) {
+static void append_token(Buffer *b, const Tokenizer *t, Decoder *d, int id, bool show_special) {
     char number[16];
     if (t) decode(t, d, id, show_special, b);
-    else append(b, number, (size_t)snprintf(number, sizeof number, first ? "%d" : " %d", id));
+    else append(b, number, (size_t)snprintf(number, sizeof number, b->size ? " %d" : "%d", id));
 }
 
 typedef struct {  // of generate and chat
@@ -1750,130 +1733,117 @@ typedef struct {  // of generate and chat
     double feeding, making;   // seconds for `fed` and for `timed`
 } Session;
 
-static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t context, bool chats) {
+// Begins one with a prompt of n ids, or a chat.
+static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t n_ids, bool chats) {
     const Table *ends = &t->table[ENDS];
     const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL;
     size_t n = m->config.vocab_size;
-    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .ends = allocate(n, sizeof *x->ends, "the ids at ends"),
-        .sampler = {.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
-                    .top_k = (size_t)o->top_k, .state = o->seed}};
+    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler,
+                   .ends = allocate(n, sizeof *x->ends, "the ids at ends")};
     for (size_t i = 0; i < m->config.n_eos; i++) if ((size_t)eos[i] < n) x->ends[eos[i]] = true;
     for (size_t i = 0; chats && i < ends->n; i++) x->ends[ends->at[i]] = true;
-    new_run(&x->run, m, context, (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
+    new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
 
-// Feeds those of n ids that the cache lacks, then samples up to `wanted` more, printing them as they come.
-// Returns whether the text came to its end, or the user had enough of it.
-static bool write_on(Session *x, const int *ids, size_t n, size_t wanted) {
+// Feeds those of n ids that the cache lacks, then samples and prints more, as many as -n and the context allow. Returns
+// whether the text came to its end, or the user had enough of it.
+static bool write_on(Session *x, const int *ids, size_t n) {
     Run *r = &x->run;
-    size_t fed = n - r->position, made = 0, shown, T = 0;
+    size_t room = r->context - n, wanted = x->o->n_new < 0 ? room : min_size(room, (size_t)x->o->n_new);
+    size_t cached = r->position, made = 0, shown = x->out.size, T = 0;
     bool ended = false;
-    x->ids.size = x->out.size = 0, append(&x->ids, ids, n * sizeof *ids);
-    memset(x->sampler.seen, 0, x->sampler.vocab_size * sizeof *x->sampler.seen);
-    for (size_t i = 0; i < n; i++) x->sampler.seen[ids[i]] = true;
+    x->ids.size = 0, append(&x->ids, ids, n * sizeof *ids);
     double start = seconds(CLOCK_MONOTONIC), first = start;
-    for (size_t done = 0; done < fed; done += T) T = next_chunk(r, ids + n - fed, done, fed);
-    const float *logits = logits_of(r, T - 1, 1);
-    while (made < wanted && !(ended = stoppable == 2)) {
-        int id = sample(&x->sampler, logits, r->position - 1);
+    while (r->position < n && stoppable != 2) T = next_chunk(r, ids, n);
+    x->fed += r->position - cached;
+    for (int id; made < wanted && !(ended = stoppable == 2); shown = x->out.size) {
+        if (made) forward(r, &id, T = 1);
+        id = sample(&x->sampler, logits_of(r, T - 1, 1), AS(int, x->ids), r->position);
         if (made++ == 0) first = seconds(CLOCK_MONOTONIC);
         if ((ended = x->ends[id])) break;
-        x->sampler.seen[id] = true, shown = x->out.size, append(&x->ids, &id, sizeof id);
-        append_token(&x->out, x->t, &x->decoder, id, false, false), print_from(&x->out, shown);
-        if (made < wanted) forward(r, &id, 1), logits = logits_of(r, 0, 1);
+        append(&x->ids, &id, sizeof id);
+        append_token(&x->out, x->t, &x->decoder, id, false), print_from(&x->out, shown);
     }
     double end = seconds(CLOCK_MONOTONIC);
-    x->fed += fed, x->feeding += (made ? first : end) - start, x->made += made;
+    x->feeding += (made ? first : end) - start, x->made += made;
     if (made) x->timed += made - 1, x->making += end - first;
-    shown = x->out.size, decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
+    decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
     if (stoppable || !x->t || isatty(STDOUT_FILENO)) print("\n", 1);
     return ended;
 }
 
-static void report(const Session *x) {
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %llu\n", x->fed,
-            per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (unsigned long long)x->o->seed);
+static void generate(Session *x, const Prompt *p) {
+    bool as_given = x->t && p->text.size;  // text is shown as it was given
+    for (size_t i = 0; i < p->n; i++) append_token(&x->out, x->t, &x->decoder, p->ids[i], false);
+    if (as_given) decode_end(&x->decoder, &x->out);
+    print_from(as_given ? &p->text : &x->out, 0);
+    write_on(x, p->ids, p->n);
 }
 
-static void generate(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
-    size_t context = plan(o, m, p->n, o->n_new);
-    Session x;
-    new_session(&x, o, m, t, context, false);
-    bool as_given = x.t && p->text.size;  // text is shown as it was given
-    for (size_t i = 0; i < p->n; i++) append_token(&x.out, x.t, &x.decoder, p->ids[i], i == 0, false);
-    if (as_given) decode_end(&x.decoder, &x.out);
-    print_from(as_given ? &p->text : &x.out, 0);
-    write_on(&x, p->ids, p->n, context - p->n), report(&x);
+// Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
+static bool next_turn(const Options *o, Buffer *talk) {
+    bool terminal = isatty(fileno(stdin)), marks = terminal && isatty(STDOUT_FILENO), given = o->text && !talk->size;
+    Buffer turn = {0};
+    int met = 0;
+    if (given) append(&turn, o->text, strlen(o->text));
+    else do {
+        if (marks) print("> ", 2);
+        while ((met = read_until('\n', &turn)) == '\n' && turn.size && turn.data[turn.size - 1] == '\\')
+            turn.data[turn.size - 1] = '\n';
+    } while (terminal && met == '\n' && !turn.size);
+    bool ended = met == EOF && !turn.size;
+    if (ended && marks) print("\n", 1);
+    if (!ended) append(talk, &turn, sizeof turn);
+    return !ended;
 }
 
-// Reads the next turn: -i, then lines of -f or standard input, one that ends in \ with the next. False at their end.
-static bool next_turn(const Options *o, bool first, Buffer *turn) {
-    static FILE *in;
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t n = 0;
-    *turn = (Buffer){0};
-    if (!in) in = o->file && strcmp(o->file, "-") ? fopen(o->file, "r") : stdin;
-    if (!in) die("cannot read %s: %s (check the path)", o->file, strerror(errno));
-    if (first && o->text) return append(turn, o->text, strlen(o->text)), true;
-    bool terminal = isatty(fileno(in)), marks = terminal && isatty(STDOUT_FILENO), whole = false, joined = false;
-    do {
-        if (marks && !turn->size) print("> ", 2);
-        if ((n = getline(&line, &room, in)) <= 0) break;
-        whole = line[n - 1] == '\n', joined = whole && n > 1 && line[n - 2] == '\\';
-        if (joined) line[n - 2] = '\n';
-        append(turn, line, (size_t)n - whole);
-    } while (joined || (terminal && whole && !turn->size));
-    free(line);
-    if (n <= 0 && !feof(in)) die("cannot read the turns: %s (check -f)", strerror(errno));
-    if (n <= 0 && marks) print("\n", 1);
-    return n > 0 || turn->size;
-}
-
-// Answers a turn, feeding what the conversation's ids have beyond those in the cache. False when the context is full.
-static bool answer(Session *x, Buffer *talk, Buffer said) {
-    append(talk, &said, sizeof said);
-    size_t n, n_said = talk->size / sizeof said, context = x->run.context, same = 0;
-    int *ids = render(x->t, x->o->system, (Buffer *)(void *)talk->data, n_said, &n), *held = (int *)(void *)x->ids.data;
-    if (n > context && n_said > 1) return false;
-    size_t room = context_for(x->o, x->run.model, context, n) - n;
-    bool endless = x->o->n_new < 0 || (size_t)x->o->n_new > room;
-    while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
-    x->run.position = keepable(&x->run, same), x->decoder = (Decoder){0}, stoppable = 1;
-    bool ended = write_on(x, ids, n, endless ? room : (size_t)x->o->n_new);
-    append(talk, &x->out, sizeof said);
-    x->out = (Buffer){0}, stoppable = 0, free(ids);
-    return ended || !endless;
-}
-
-static void chat(const Options *o, const Model *m, const Tokenizer *t) {
-    size_t context = plan(o, m, 0, -1);
-    Buffer talk = {0}, said;
-    Session x;
+// Each turn feeds what the conversation's ids have beyond those in the cache.
+static void chat(Session *x) {
+    const Options *o = x->o;
+    size_t context = x->run.context;
+    Buffer talk = {0};
     bool full = false;
-    new_session(&x, o, m, t, context, true);
-    while (!full && next_turn(o, !talk.size, &said)) full = !answer(&x, &talk, said);
+    while (!full && next_turn(o, &talk)) {
+        size_t n, n_said = talk.size / sizeof talk, same = 0;
+        int *ids = render(x->t, o->system, AS(Buffer, talk), n_said, &n), *held = AS(int, x->ids);
+        if ((full = n > context && n_said > 1)) break;
+        context_for(o, x->run.model, context, n);  // dies if the first turn does not fit
+        while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
+        x->run.position = keepable(&x->run, same), x->decoder = (Decoder){0}, x->out = (Buffer){0}, stoppable = 1;
+        full = !write_on(x, ids, n) && x->ids.size == context * sizeof *ids;
+        append(&talk, &x->out, sizeof x->out);
+        stoppable = 0, free(ids);
+    }
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
-    report(&x);
+}
+
+// -m generate, or without a prompt chat; then the status line.
+static void run_session(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
+    Session x;
+    new_session(&x, o, m, t, p ? p->n : 0, !p);
+    if (p) generate(&x, p);
+    else chat(&x);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x.fed,
+            per_second(x.fed, x.feeding), x.made, per_second(x.timed, x.making), (size_t)o->sampler.state);
+}
+
+// The ids of a whole conversation, for -m chat --ids.
+static Prompt read_talk(const Options *o, const Tokenizer *t) {
+    Buffer talk = {0};
+    Prompt p = {0};
+    while (next_turn(o, &talk)) continue;
+    size_t n = talk.size / sizeof talk;
+    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
+    return p.ids = render(t, o->system, AS(Buffer, talk), n, &p.n), p;
 }
 
 // -m tokenize (without a tokenizer to decode with: the ids) and detokenize
 static void translate(const Tokenizer *t, const int *ids, size_t n) {
     Buffer b = {0};
     Decoder d = {0};
-    for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], i == 0, true);
+    for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], true);
     t ? decode_end(&d, &b) : append(&b, "\n", 1);
     print_from(&b, 0);
-}
-
-// -m chat --ids: those of a whole conversation.
-static void translate_chat(const Options *o, const Tokenizer *t) {
-    Buffer talk = {0}, said;
-    size_t n = 0, n_ids;
-    for (; next_turn(o, n == 0, &said); n++) append(&talk, &said, sizeof said);
-    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
-    const int *ids = render(t, o->system, (Buffer *)(void *)talk.data, n, &n_ids);
-    translate(NULL, ids, n_ids);
 }
 
 // -ln p(id) of a row of n logits.
@@ -1897,30 +1867,25 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     Run r;
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
-    const char *path = o->output ? o->output : "-";
-    int fd = open_output(&path);
+    if (o->output && strcmp(o->output, "-")) open_output(o->output);
     double start = seconds(CLOCK_MONOTONIC), nll = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
         n = min_size(context, p->n - first), r.position = 0;
-        for (size_t done = 0, T, rows; done < n; done += T) {
-            T = next_chunk(&r, p->ids + first, done, n);
-            for (size_t row = 0; row < T && !hidden; row += rows) {
-                const float *logits = logits_of(&r, row, rows = min_size(LOGIT_ROWS, T - row)), *x = logits;
-                for (size_t at = done + row; at < done + row + rows && at + scores < n; at++, x += stride(vocab_size)) {
-                    check_logits(x, vocab_size, at);
-                    if (scores) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
-                }
-                for (size_t i = 0; i < rows && !scores; i++)
-                    write_all(fd, logits + i * stride(vocab_size), vocab_size * sizeof *logits, path);
+        while (r.position < n) {
+            size_t T = next_chunk(&r, p->ids + first, n), at = r.position - T;
+            const float *x = NULL;
+            for (size_t row = 0; row < T && !hidden; row++, at++, x += stride(vocab_size)) {
+                if (row % LOGIT_ROWS == 0) x = logits_of(&r, row, min_size(LOGIT_ROWS, T - row));
+                check_logits(x, vocab_size, at);
+                if (!scores) print(x, vocab_size * sizeof *x);
+                else if (at + 1 < n) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
             }
         }
     }
-    char line[128];
     nll /= (double)scored;
-    int size = snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored);
-    if (scores) print(line, (size_t)size);
-    if (hidden) write_all(fd, r.hidden, states * sizeof(float), path);
-    close_output(fd, path);
+    if (scores) printf("perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored), print("", 0);
+    if (hidden) print(r.hidden, states * sizeof(float));
+    close_output();
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds(CLOCK_MONOTONIC) - start));
 }
 
@@ -1954,8 +1919,7 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
     printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
            add(m->file.size, run));
-    if (fflush(stdout) && errno == EPIPE) on_signal(SIGPIPE);
-    if (ferror(stdout)) die("cannot write to standard output: %s (free some space)", strerror(errno));
+    print("", 0);
     if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
 }
 
@@ -1991,15 +1955,16 @@ static void set_flag(const Flag *f, const char *text) {
 }
 
 static void parse_options(Options *o, int argc, char **argv) {
-    *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256, .temperature = 1, .top_p = 0.9, .penalty = 1,
-                   .seed = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
+    Sampler *s = &o->sampler;
+    *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256};
+    *s = (Sampler){.temperature = 1, .top_p = 0.9, .penalty = 1, .state = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
     const Flag flags[] = {
         {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0},
         {"-I", 's', &o->ids, 0, 0}, {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0},
         {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX}, {"-b", 'i', &o->chunk, 1, INT_MAX},
-        {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024}, {"-k", 'i', &o->top_k, 0, INT_MAX},
-        {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1}, {"-s", 'u', &o->seed, 0, 0x1p64},
-        {"--min-p", 'f', &o->min_p, 0, 1}, {"--repeat-penalty", 'f', &o->penalty, DBL_MIN, DBL_MAX},
+        {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024}, {"-k", 'i', &s->top_k, 0, INT_MAX},
+        {"-t", 'f', &s->temperature, 0, DBL_MAX}, {"-p", 'f', &s->top_p, 0, 1}, {"-s", 'u', &s->state, 0, 0x1p64},
+        {"--min-p", 'f', &s->min_p, 0, 1}, {"--repeat-penalty", 'f', &s->penalty, DBL_MIN, DBL_MAX},
         {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'a', (void *)USAGE, 0, 0}, {"--help", 'a', (void *)USAGE, 0, 0},
         {"--version", 'a', "run.c 1.0\n", 0, 0}};
     const Flag *const last = flags + sizeof flags / sizeof *flags;
@@ -2070,6 +2035,8 @@ int main(int argc, char **argv) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
     parse_options(&o, argc, argv);
     Mode mode = check_options(&o);
+    if (o.file && strcmp(o.file, "-") && !freopen(input = o.file, "r", stdin))
+        die("cannot open %s: %s (check the path)", input, strerror(errno));
 #ifdef _OPENMP
     omp_set_dynamic(0);
     if (o.threads > 0) omp_set_num_threads((int)o.threads);
@@ -2089,10 +2056,10 @@ int main(int argc, char **argv) {
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
     if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
-    if (mode == CHAT) return o.print_ids ? translate_chat(&o, &t) : chat(&o, &m, &t), 0;
+    if (mode == CHAT && !o.print_ids) return run_session(&o, &m, &t, NULL), 0;
     bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
-    Prompt p = read_prompt(&o, &t, &m, starts);
-    if (mode == GENERATE) generate(&o, &m, &t, &p);
+    Prompt p = mode == CHAT ? read_talk(&o, &t) : read_prompt(&o, &t, &m, starts);
+    if (mode == GENERATE) run_session(&o, &m, &t, &p);
     else if (starts || mode == PERPLEXITY) evaluate(&o, &m, &p, mode == HIDDEN, mode == PERPLEXITY);
     else translate(mode == DETOKENIZE ? &t : NULL, p.ids, p.n);
     return 0;

@@ -296,6 +296,12 @@ def test_llama2c_headers(tmp_path, version, tied):
             assert both(tmp_path / "m.bin") == (0 if right else 1), (field, value)
 
 
+def test_a_small_file_of_a_huge_model(tmp_path):
+    """28 bytes that promise heads of 2^31 - 2 elements: refused before a table of their frequencies is made."""
+    (tmp_path / "m.bin").write_bytes(struct.pack("<7i", 2**31 - 2, 1, 1, 1, 1, 2, 1))
+    is_one_error(run(tmp_path / "m.bin", "-m", "check", timeout=3), 1, "28")
+
+
 # Mutations
 
 def mutate(data, rng, head):

@@ -371,8 +371,8 @@ static void test_uniform(void) {
 static int pick(const float logits[3], uint64_t bits, double temperature) {
     Sampler s = {.temperature = temperature, .top_p = 1, .penalty = 1, .state = state_before(bits)};
     new_sampler(&s, 3);
-    int id = sample(&s, logits, 0);
-    free(s.seen), free(s.logits), free(s.candidates), free(s.weights);
+    int id = sample(&s, logits, NULL, 0);
+    free(s.candidates), free(s.weights);
     return id;
 }
 
