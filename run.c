@@ -148,24 +148,25 @@ INLINE float fast_exp(float x) {
     COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX) \
     COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) /* longest context */                                     \
     COUNT(tied, 0, 1)           /* 1: the classifier is the token embedding */                                         \
-    COUNT(activation, 0, 0)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
-    COUNT(norm_kind, 0, 0)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
-    COUNT(norm_place, 5, 5)     /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */      \
-    COUNT(qk_norm, 0, 0)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
-    COUNT(biases, 0, 7)         /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
+    COUNT(activation, 0, 4)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
+    COUNT(norm_kind, 0, 1)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
+    COUNT(norm_place, 0, 31)    /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */     \
+    COUNT(qk_norm, 0, 3)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
+    COUNT(biases, 0, 31)        /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
     COUNT(rope_dim, 2, INT_MAX) /* elements of a head that are rotated */                                              \
     COUNT(rope_pairs, 0, 1)     /* 0: element i with i + rope_dim / 2, 1: 2i with 2i + 1 */                            \
-    COUNT(n_rope_tables, 1, 1) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
+    COUNT(n_rope_tables, 1, 2) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
     COUNT(tokenizer_hash, 0, UINT64_MAX) /* fingerprint, 0: unknown */ COUNT(config_size, 0, INT_MAX) /* bytes */      \
     COUNT(n_experts, 0, 0) COUNT(n_experts_used, 0, 0) COUNT(n_shared_experts, 0, 0) COUNT(expert_dim, 0, 0)           \
     COUNT(n_dense_layers, 0, 0) COUNT(router, 0, 0) /* mixture of experts */ COUNT(q_lora_rank, 0, 0)                  \
     COUNT(kv_lora_rank, 0, 0) COUNT(nope_head_dim, 0, 0) COUNT(v_head_dim, 0, 0) /* latent attention (MLA) */          \
-    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 0) /* 1: norms multiply by 1 + weight */                         \
-    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, 0) /* bases of rope_freq's tables, for people */            \
-    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1, 1) /* of cosine and sine (YaRN) */     \
-    REAL(attention_scale, 1e-9, 1e9) /* of q . k, usually head_dim ** -0.5 */ REAL(embedding_scale, 1, 1)              \
-    REAL(residual_scale, 1, 1) REAL(logit_scale, 1, 1) REAL(attention_softcap, 0, 0) /* 0: none */                     \
-    REAL(logit_softcap, 0, 0) /* 0: none */ REAL(router_scale, 0, 0)
+    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 1) /* 1: norms multiply by 1 + weight */                         \
+    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, FLT_MAX) /* bases of rope_freq's two tables, for people */  \
+    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1e-6, 1e6) /* of cosine and sine */       \
+    REAL(attention_scale, 1e-9, 1e9) /* of q . k, usually head_dim ** -0.5 */ REAL(embedding_scale, 1e-9, 1e9)         \
+    REAL(residual_scale, 1e-9, 1e9) REAL(logit_scale, 1e-9, 1e9) /* of what a layer adds, of logits */                 \
+    REAL(attention_softcap, 0, 1e9) REAL(logit_softcap, 0, 1e9) /* c: x becomes c tanh(x / c); 0: none */              \
+    REAL(router_scale, 0, 0)
 
 // Tensors follow, row-major, each at the next multiple of 64 bytes from the start of the file, in this order. W is
 // float32 or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last is the source's
@@ -195,7 +196,7 @@ INLINE float fast_exp(float x) {
     NORM(TENSOR, final_norm, 1) TENSOR(classifier, W, !c->tied, c->vocab_size, c->dim)                                 \
     TENSOR(classifier_bias, F32, c->biases & 16, 1, c->vocab_size)
 
-enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1 };
+enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1, PARALLEL = 16 };
 static const char MAGIC[8] = {'r', 'u', 'n', '.', 'c', '\r', '\n', 0x1a};
 typedef enum { F32, I32, BF16 } Type;
 
@@ -212,7 +213,7 @@ enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
 _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_SIZE, "one slot a field");
 
 #define MEMBER(name, type, present, rows, columns) const float *name;
-typedef struct { TENSORS_OF_LAYER(MEMBER) } Layer;
+typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // of layer_window and layer_rope
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 typedef struct {
     Config config;
@@ -245,6 +246,8 @@ static void check_config(const Config *c, const char *path) {
         die("%s: n_heads %zu is no multiple of n_kv_heads %zu (the file is damaged)", path, c->n_heads, c->n_kv_heads);
     if (c->rope_dim % 2 || c->rope_dim > c->head_dim)
         die("%s: rope_dim %zu is odd or above head_dim %zu (the file is damaged)", path, c->rope_dim, c->head_dim);
+    if (c->norm_place & PARALLEL && (c->norm_place & 5) != 1)
+        die("%s: norm_place %zu: in parallel, one norm comes before both (update run.c)", path, c->norm_place);
     long long bos = c->bos_id, n = (long long)c->vocab_size;
     if (bos >= n) die("%s: bos_id %lld is not in the vocabulary of %lld (the file is damaged)", path, bos, n);
 }
@@ -268,13 +271,16 @@ static void allocate_layers(Model *m) {
     m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(float *)), 16), sizeof(Tensor), "the list of tensors");
 }
 
-// Dies unless the integer tables hold what is supported.
+// Dies unless the integer tables hold what is supported; the layers get theirs. A llama2.c file has no such tables.
 static void check_tables(const Model *m) {
-    const int32_t *eos = (const void *)m->eos_ids, *rope = (const void *)m->layer_rope;
-    const int32_t *w = (const void *)m->layer_window;
-    for (size_t l = 0; l < m->config.n_layers; l++)
-        if (w[l] || rope[l] != 1) die("%s: layer %zu has window %d and table %d, supported: 0 and 1 (update run.c)",
-                                      m->file.path, l, w[l], rope[l]);
+    const int32_t *eos = (const void *)m->eos_ids, *w = (const void *)m->layer_window;
+    const int32_t *rope = (const void *)m->layer_rope, n_tables = (int32_t)m->config.n_rope_tables;
+    for (size_t l = 0; l < m->config.n_layers; l++) {
+        if (w && (w[l] < 0 || rope[l] < 0 || rope[l] > n_tables))
+            die("%s: layer %zu has window %d and table %d of %d (export it again)", m->file.path, l, w[l], rope[l],
+                n_tables);
+        m->layers[l].window = w ? (size_t)w[l] : 0, m->layers[l].rope = w ? (size_t)rope[l] : 1;
+    }
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
@@ -351,7 +357,7 @@ static void load_model(Model *m, const char *path) {
     else load_llama2c(m, word[0] == LLAMA2C_MAGIC);
     if (m->taken != m->file.size)
         die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, m->file.size, m->taken);
-    if (m->layer_window) check_tables(m);
+    check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
 }
 
@@ -417,24 +423,75 @@ static void matmul(float *out, const float *x, const float *w, const float *bias
     }
 }
 
-// RMSNorm (Zhang and Sennrich 2019), for each of T rows of n: out = x / sqrt(mean(x^2) + eps) * weight, in double, the
-// sum in 16 lanes; out may be x.
-static void rmsnorm(float *out, const float *x, const float *weight, double eps, size_t T, size_t n) {
-    for (size_t t = 0; t < T; t++, x += n, out += n) {
-        double lane[LANES] = {0};
-        for (size_t i = 0; i < n; i += LANES)
-            for (size_t j = 0; j < min_size(LANES, n - i); j++) lane[j] += (double)x[i + j] * (double)x[i + j];
-        for (int half = LANES / 2; half > 0; half /= 2)
-            for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-        double scale = 1 / sqrt(lane[0] / (double)n + eps);
-        for (size_t i = 0; i < n; i++) out[i] = (float)((double)x[i] * scale * (double)weight[i]);
+// The sum over a row of x - mean, or of its square, in double and in 16 lanes.
+INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
+    double lane[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t j = 0; j < min_size(LANES, n - i); j++) {
+            double d = (double)x[i + j] - mean;
+            lane[j] += square ? d * d : d;
+        }
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+// Normalizes rows of n, in double; out may be x. RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight;
+// LayerNorm (Ba et al. 2016): the same of x - mean(x), plus bias if not NULL. Row t takes row t % sets of weight
+// (sets, n), to which norm_weight_add is added.
+static void norm(const Config *c, float *out, const float *x, const float *weight, const float *bias, size_t rows,
+                 size_t n, size_t sets) {
+    for (size_t t = 0; t < rows; t++, x += n, out += n) {
+        const float *w = weight + t % sets * n;
+        double mean = c->norm_kind ? sum_row(x, n, 0, false) / (double)n : 0, add = c->norm_weight_add;
+        double scale = 1 / sqrt(sum_row(x, n, mean, true) / (double)n + c->rms_norm_eps);
+        for (size_t i = 0; i < n; i++)
+            out[i] = (float)(((double)x[i] - mean) * scale * (add + (double)w[i]) + (bias ? (double)bias[i] : 0));
     }
 }
 
-// SwiGLU (Shazeer 2020): gate = silu(gate) * up, silu(x) = x / (1 + e^-x), over n elements.
-static void swiglu(float *gate, const float *up, size_t n) {
+// c[0] x^(n-1) + ... + c[n-1]. The coefficients below are minimax fits to mpmath's values (Lawson's algorithm).
+INLINE float polynomial(const float *c, int n, float x) {
+    float p = c[0];
+    UNROLL for (int i = 1; i < n; i++) p = __builtin_fmaf(p, x, c[i]);
+    return p;
+}
+
+// tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1).
+INLINE float fast_tanh(float x) {
+    static const float c[] = {0.00158476f, -0.00740956f, 0.02130299f, -0.05385233f, 0.13332221f, -0.33333297f};
+    float a = __builtin_fabsf(x), z = x * x;
+    float near = __builtin_fmaf(polynomial(c, 6, z) * z, a, a), far = 1 - 2 / (fast_exp(2 * a) + 1);
+    return __builtin_copysignf(a < 0.8f ? near : far, x);
+}
+
+// erf(x) to 2 ulp: x + x P(x^2) below 1 (to 1e-9), above 1 - e^Q(x), Q close to ln erfc(x) (to 1e-9 of erf; 4 is 1).
+INLINE float fast_erf(float x) {
+    static const float p[] = {7.85388411e-5f, -8.01020109e-4f, 5.18832863e-3f, -2.68538125e-2f, 1.12835852e-1f,
+                              -3.76126258e-1f, 1.28379167e-1f};
+    static const float q[] = {1.85574009e-4f, -2.93960730e-3f, 2.18053183e-2f, -1.03037369e-1f, -6.38225677e-1f,
+                              -1.12704004f, -3.53719502e-4f};
+    float a = __builtin_fabsf(x), b = a > 4 ? 4 : a;
+    float near = __builtin_fmaf(polynomial(p, 7, x * x), a, a), far = 1 - fast_exp(polynomial(q, 7, b));
+    return __builtin_copysignf(a < 1 ? near : far, x);
+}
+
+INLINE float silu(float x) { return x / (1 + fast_exp(-x)); }
+INLINE float gelu(float x) { return 0.5f * x * (1 + fast_erf(x * 0.707106781f)); }
+INLINE float gelu_tanh(float x) {  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+    return x / (1 + fast_exp(-1.59576912f * __builtin_fmaf(0.044715f * x * x, x, x)));
+}
+INLINE float relu(float x) { return x < 0 ? 0 : x; }
+INLINE float sigmoid(float x) { return 1 / (1 + fast_exp(-x)); }
+
+// Gated linear units (Shazeer 2020): gate = activation(gate) * up, over n elements.
+static void gated(size_t activation, float *gate, const float *up, size_t n) {
+#define GATED(number, f) case number: for (size_t i = first; i < last; i++) gate[i] = f(gate[i]) * up[i]; break;
     #pragma omp parallel for schedule(static) if (n > 1 << 16)
-    for (size_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
+    for (size_t first = 0; first < n; first += 4096) {
+        size_t last = min_size(first + 4096, n);
+        switch (activation) { GATED(0, silu) GATED(1, gelu) GATED(2, gelu_tanh) GATED(3, relu) GATED(4, sigmoid) }
+    }
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
@@ -451,7 +508,7 @@ typedef struct {
     float *q, *attended, *k, *v;                  // (T, n_heads, head_dim), of k and v (T, n_kv_heads, head_dim)
     float *scores;                                // (T, n_heads, KV_BLOCK)
     Softmax *softmax;                             // (T, n_heads)
-    float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, rope_dim / 2)
+    float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (n_rope_tables, T, rope_dim / 2)
     float *logits;                                // (logit_rows, vocab_size)
     float *hidden;                                // (n_layers + 1, context, dim) if asked for, else NULL
 } Run;
@@ -463,12 +520,12 @@ static size_t cache_row(const Config *c) { return mul(c->n_layers, mul(c->n_kv_h
 static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
     size_t T = r->chunk, q_dim = mul(c->n_heads, c->head_dim), kv_dim = mul(c->n_kv_heads, c->head_dim);
-    size_t half = c->rope_dim / 2, cached = mul(cache_row(c), r->context), end = 0;
+    size_t angles = mul(c->n_rope_tables, c->rope_dim / 2), cached = mul(cache_row(c), r->context), end = 0;
     struct { void *array; size_t rows, columns; } arrays[] = {
         {&r->x, T, c->dim}, {&r->normed, T, c->dim}, {&r->branch, T, c->dim}, {&r->q, T, q_dim},
         {&r->attended, T, q_dim}, {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->scores, T, mul(c->n_heads, KV_BLOCK)},
         {&r->softmax, T, mul(c->n_heads, sizeof(Softmax) / sizeof(float))}, {&r->gate, T, c->hidden_dim},
-        {&r->up, T, c->hidden_dim}, {&r->cosine, T, half}, {&r->sine, T, half},
+        {&r->up, T, c->hidden_dim}, {&r->cosine, T, angles}, {&r->sine, T, angles},
         {&r->logits, r->logit_rows, c->vocab_size}, {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (block) memcpy(arrays[i].array, &(char *){block + end}, sizeof(char *));
@@ -483,24 +540,26 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     lay_out(r, (char *)round_up((size_t)r->block, 64));
 }
 
-// Cosine and sine of position * frequency for T positions, the product and both functions in double.
+// Cosine and sine of position * frequency for T positions by each table, the product and both functions in double.
 static void rope_angles(Run *r, size_t T) {
     const Config *c = &r->model->config;
     size_t half = c->rope_dim / 2;
-    for (size_t i = 0; i < T * half; i++) {
-        double angle = (double)(r->position + i / half) * (double)r->model->rope_freq[i % half];
-        r->cosine[i] = (float)(cos(angle) * c->rope_attention_factor);
-        r->sine[i] = (float)(sin(angle) * c->rope_attention_factor);
+    for (size_t i = 0; i < c->n_rope_tables * T * half; i++) {
+        size_t table = i / (T * half), t = i / half % T;
+        double angle = (double)(r->position + t) * (double)r->model->rope_freq[table * half + i % half];
+        double factor = table ? c->rope_attention_factor_local : c->rope_attention_factor;
+        r->cosine[i] = (float)(cos(angle) * factor), r->sine[i] = (float)(sin(angle) * factor);
     }
 }
 
-// Rotary position embedding (Su et al. 2021) of heads (T, n_heads, head_dim): each pair (a, b) of the first rope_dim
-// elements of a head is turned by its angle.
-static void rope(const Run *r, float *heads, size_t T, size_t n_heads) {
+// Rotary position embedding (Su et al. 2021) of heads (T, n_heads, head_dim) by a table counted from 1 (0: none): each
+// pair (a, b) of the first rope_dim elements of a head is turned by its angle.
+static void rope(const Run *r, float *heads, size_t T, size_t n_heads, size_t table) {
     const Config *c = &r->model->config;
     size_t half = c->rope_dim / 2, step = c->rope_pairs ? 2 : 1, apart = c->rope_pairs ? 1 : half;
-    for (size_t row = 0; row < T * n_heads; row++, heads += c->head_dim) {
-        const float *cosine = r->cosine + row / n_heads * half, *sine = r->sine + row / n_heads * half;
+    for (size_t row = 0; table && row < T * n_heads; row++, heads += c->head_dim) {
+        size_t angles = ((table - 1) * T + row / n_heads) * half;
+        const float *cosine = r->cosine + angles, *sine = r->sine + angles;
         for (size_t i = 0; i < half; i++) {
             float *a = heads + i * step, *b = a + apart, turned = *a * cosine[i] - *b * sine[i];
             *b = *b * cosine[i] + *a * sine[i], *a = turned;
@@ -518,9 +577,10 @@ static void store(const Run *r, float *cache, const float *heads, size_t T) {
 
 // Takes one block of scores into a head's running softmax: p becomes e^(scale * p - m), m the largest score so far.
 // Returns e^(m before - m now), by which what has been summed so far must fade.
-static float softmax_step(Softmax *s, float *p, size_t count, float scale) {
+static float softmax_step(Softmax *s, float *p, size_t count, float scale, float cap) {
     float largest = s->largest, lane[LANES] = {0};
     for (size_t i = 0; i < count; i++) p[i] *= scale;
+    for (size_t i = 0; cap > 0 && i < count; i++) p[i] = cap * fast_tanh(p[i] / cap);
     for (size_t i = 0; i < count; i++) largest = p[i] > largest ? p[i] : largest;
     for (size_t i = 0; i < count; i++) p[i] = fast_exp(p[i] - largest);
     for (size_t i = 0; i < count; i++) lane[i % LANES] += p[i];
@@ -534,7 +594,7 @@ static float softmax_step(Softmax *s, float *p, size_t count, float scale) {
 // The softmax is taken online (Milakov and Gimelshein 2018), a block of positions at a time, so that each key and value
 // is read from memory once for all heads of the group; at the end out is divided by the sum of the weights.
 static void attend(float *restrict out, Softmax *softmax, float *scores, const float *q, const float *k,
-                   const float *restrict v, size_t n, size_t group, size_t head_dim, float scale) {
+                   const float *restrict v, size_t n, size_t group, size_t head_dim, float scale, float cap) {
     for (size_t h = 0; h < group; h++) softmax[h] = (Softmax){-INFINITY, 0};
     memset(out, 0, group * head_dim * sizeof(float));
     for (size_t start = 0; start < n; start += KV_BLOCK, k += KV_BLOCK * head_dim, v += KV_BLOCK * head_dim) {
@@ -542,7 +602,7 @@ static void attend(float *restrict out, Softmax *softmax, float *scores, const f
         matmul_rows(scores, KV_BLOCK, q, head_dim, k, head_dim, 0, count, group);
         for (size_t h = 0; h < group; h++) {
             float *p = scores + h * KV_BLOCK, *o = out + h * head_dim;
-            float fade = softmax_step(&softmax[h], p, count, scale);
+            float fade = softmax_step(&softmax[h], p, count, scale, cap);
             for (size_t d = 0; d < head_dim; d++) o[d] *= fade;
             for (size_t i = 0; i < count; i++)
                 for (size_t d = 0; d < head_dim; d++) o[d] = __builtin_fmaf(p[i], v[i * head_dim + d], o[d]);
@@ -551,21 +611,42 @@ static void attend(float *restrict out, Softmax *softmax, float *scores, const f
     for (size_t i = 0; i < group * head_dim; i++) out[i] = (float)((double)out[i] / softmax[i / head_dim].sum);
 }
 
-// Attention of T tokens at the run's position over a layer's cache. Threads share the pairs of token and kv head.
-static void attention(Run *r, const float *k_cache, const float *v_cache, size_t T) {
+// Attention of T tokens at the run's position over a layer's cache, a window of it if not 0. Threads share the pairs of token and kv head.
+static void attention(Run *r, const float *k_cache, const float *v_cache, size_t window, size_t T) {
     const Config *c = &r->model->config;
     size_t n_kv_heads = c->n_kv_heads, head_dim = c->head_dim, group = c->n_heads / n_kv_heads;
     #pragma omp parallel for schedule(dynamic) if (T * c->n_heads * head_dim * (r->position + T) > 1 << 18)
     for (size_t i = 0; i < T * n_kv_heads; i++) {
         size_t cached = i % n_kv_heads * r->context * head_dim, head = i * group, n = r->position + i / n_kv_heads + 1;
+        size_t out_of_sight = window && n > window ? n - window : 0;
+        cached += out_of_sight * head_dim;
         attend(r->attended + head * head_dim, r->softmax + head, r->scores + head * KV_BLOCK, r->q + head * head_dim,
-               k_cache + cached, v_cache + cached, n, group, head_dim, (float)c->attention_scale);
+               k_cache + cached, v_cache + cached, n - out_of_sight, group, head_dim, (float)c->attention_scale,
+               (float)c->attention_softcap);
     }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
-// x (n) += branch
-static void add_branch(float *x, const float *branch, size_t n) { for (size_t i = 0; i < n; i++) x[i] += branch[i]; }
+// The input of a sublayer: x (T, dim) through the norm before it, as it is where there is none.
+static const float *norm_before(Run *r, const float *weight, const float *bias, size_t T) {
+    if (!weight) return r->x;
+    norm(&r->model->config, r->normed, r->x, weight, bias, T, r->model->config.dim, 1);
+    return r->normed;
+}
+
+// x (T, dim) += residual_scale * branch, through the norm after the sublayer where there is one.
+static void add_branch(Run *r, const float *weight, const float *bias, size_t T) {
+    const Config *c = &r->model->config;
+    if (weight) norm(c, r->branch, r->branch, weight, bias, T, c->dim, 1);
+    for (size_t i = 0; i < T * c->dim; i++)
+        r->x[i] = __builtin_fmaf(r->branch[i], (float)c->residual_scale, r->x[i]);
+}
+
+// The norm of queries or keys (T, n_heads, head_dim): each head, each with a weight of its own, or all heads as one.
+static void norm_heads(const Config *c, float *heads, const float *weight, size_t T, size_t n_heads) {
+    if (c->qk_norm == 2) norm(c, heads, heads, weight, NULL, T, n_heads * c->head_dim, 1);
+    else if (c->qk_norm) norm(c, heads, heads, weight, NULL, T * n_heads, c->head_dim, c->qk_norm == 3 ? n_heads : 1);
+}
 
 // Keeps T rows of x as hidden state `index` (of n_layers + 1), where hidden states are asked for.
 static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
@@ -575,35 +656,38 @@ static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
 
 // Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
 // comes out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer:
-//   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (silu(W1 n) * (W3 n)), n = norm(x).
+//   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (act(W1 n) * (W3 n)), n = norm(x).
+// The header says where norms stand, what each layer's attention sees and rotates, and by what numbers things scale.
 static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
     size_t dim = c->dim, q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
     for (size_t t = 0; t < T; t++)
-        memcpy(r->x + t * dim, m->token_embedding + (size_t)tokens[t] * dim, dim * sizeof(float));
+        for (size_t i = 0; i < dim; i++)
+            r->x[t * dim + i] = m->token_embedding[(size_t)tokens[t] * dim + i] * (float)c->embedding_scale;
     rope_angles(r, T);
     for (size_t l = 0; l < c->n_layers; l++) {
         const Layer *w = &m->layers[l];
         float *k_cache = r->k_cache + l * kv_dim * r->context, *v_cache = r->v_cache + l * kv_dim * r->context;
         keep_hidden(r, l, r->x, T);
 
-        rmsnorm(r->normed, r->x, w->attention_norm, c->rms_norm_eps, T, dim);
-        matmul(r->q, r->normed, w->wq, w->bq, T, dim, q_dim);
-        matmul(r->k, r->normed, w->wk, w->bk, T, dim, kv_dim), matmul(r->v, r->normed, w->wv, w->bv, T, dim, kv_dim);
-        rope(r, r->q, T, c->n_heads), rope(r, r->k, T, c->n_kv_heads);
+        const float *n = norm_before(r, w->attention_norm, w->attention_norm_bias, T);
+        matmul(r->q, n, w->wq, w->bq, T, dim, q_dim);
+        matmul(r->k, n, w->wk, w->bk, T, dim, kv_dim), matmul(r->v, n, w->wv, w->bv, T, dim, kv_dim);
+        norm_heads(c, r->q, w->q_norm, T, c->n_heads), norm_heads(c, r->k, w->k_norm, T, c->n_kv_heads);
+        rope(r, r->q, T, c->n_heads, w->rope), rope(r, r->k, T, c->n_kv_heads, w->rope);
         store(r, k_cache, r->k, T), store(r, v_cache, r->v, T);
-        attention(r, k_cache, v_cache, T);
-        matmul(r->branch, r->attended, w->wo, w->bo, T, q_dim, dim), add_branch(r->x, r->branch, T * dim);
+        attention(r, k_cache, v_cache, w->window, T);
+        matmul(r->branch, r->attended, w->wo, w->bo, T, q_dim, dim);
+        add_branch(r, w->attention_post_norm, w->attention_post_norm_bias, T);
 
-        rmsnorm(r->normed, r->x, w->ffn_norm, c->rms_norm_eps, T, dim);
-        matmul(r->gate, r->normed, w->w1, w->b1, T, dim, c->hidden_dim);
-        matmul(r->up, r->normed, w->w3, w->b3, T, dim, c->hidden_dim);
-        swiglu(r->gate, r->up, T * c->hidden_dim);
-        matmul(r->branch, r->gate, w->w2, w->b2, T, c->hidden_dim, dim), add_branch(r->x, r->branch, T * dim);
+        if (!(c->norm_place & PARALLEL)) n = norm_before(r, w->ffn_norm, w->ffn_norm_bias, T);
+        matmul(r->gate, n, w->w1, w->b1, T, dim, c->hidden_dim), matmul(r->up, n, w->w3, w->b3, T, dim, c->hidden_dim);
+        gated(c->activation, r->gate, r->up, T * c->hidden_dim);
+        matmul(r->branch, r->gate, w->w2, w->b2, T, c->hidden_dim, dim);
+        add_branch(r, w->ffn_post_norm, w->ffn_post_norm_bias, T);
     }
-    if (r->hidden) rmsnorm(r->normed, r->x, m->final_norm, c->rms_norm_eps, T, dim);
-    keep_hidden(r, c->n_layers, r->normed, T);
+    if (r->hidden) keep_hidden(r, c->n_layers, norm_before(r, m->final_norm, m->final_norm_bias, T), T);
     r->position += T;
 }
 
@@ -611,9 +695,13 @@ static void forward(Run *r, const int *tokens, size_t T) {
 static const float *logits_of(Run *r, size_t first, size_t n) {
     const Model *m = r->model;
     const Config *c = &m->config;
-    rmsnorm(r->normed, r->x + first * c->dim, m->final_norm, c->rms_norm_eps, n, c->dim);
-    matmul(r->logits, r->normed, m->classifier, NULL, n, c->dim, c->vocab_size);
-    return r->logits;
+    float cap = (float)c->logit_softcap, *logits = r->logits;
+    norm(c, r->normed, r->x + first * c->dim, m->final_norm, m->final_norm_bias, n, c->dim, 1);
+    matmul(logits, r->normed, m->classifier, m->classifier_bias, n, c->dim, c->vocab_size);
+    for (size_t i = 0; c->logit_scale != 1 && i < n * c->vocab_size; i++)
+        logits[i] = (float)((double)logits[i] * c->logit_scale);
+    for (size_t i = 0; cap > 0 && i < n * c->vocab_size; i++) logits[i] = cap * fast_tanh(logits[i] / cap);
+    return logits;
 }
 
 // ---- the tokenizer --------------------------------------------------------------------------------------------------
