@@ -638,8 +638,8 @@ static const float *norm_before(Run *r, const float *weight, const float *bias, 
 static void add_branch(Run *r, const float *weight, const float *bias, size_t T) {
     const Config *c = &r->model->config;
     if (weight) norm(c, r->branch, r->branch, weight, bias, T, c->dim, 1);
-    for (size_t i = 0; i < T * c->dim; i++)
-        r->x[i] = __builtin_fmaf(r->branch[i], (float)c->residual_scale, r->x[i]);
+    float *x = r->x, scale = (float)c->residual_scale;
+    for (size_t i = 0, n = T * c->dim; i < n; i++) x[i] = __builtin_fmaf(r->branch[i], scale, x[i]);
 }
 
 // The norm of queries or keys (T, n_heads, head_dim): each head, each with a weight of its own, or all heads as one.
@@ -662,14 +662,14 @@ static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
     size_t dim = c->dim, q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-    for (size_t t = 0; t < T; t++)
-        for (size_t i = 0; i < dim; i++)
-            r->x[t * dim + i] = m->token_embedding[(size_t)tokens[t] * dim + i] * (float)c->embedding_scale;
+    float *x = r->x, embedding_scale = (float)c->embedding_scale;
+    for (size_t i = 0; i < T * dim; i++)
+        x[i] = m->token_embedding[(size_t)tokens[i / dim] * dim + i % dim] * embedding_scale;
     rope_angles(r, T);
     for (size_t l = 0; l < c->n_layers; l++) {
         const Layer *w = &m->layers[l];
         float *k_cache = r->k_cache + l * kv_dim * r->context, *v_cache = r->v_cache + l * kv_dim * r->context;
-        keep_hidden(r, l, r->x, T);
+        keep_hidden(r, l, x, T);
 
         const float *n = norm_before(r, w->attention_norm, w->attention_norm_bias, T);
         matmul(r->q, n, w->wq, w->bq, T, dim, q_dim);
