@@ -83,47 +83,45 @@ final_norm_bias           biases:8               d    model.norm
 classifier                untied:1               v,d  lm_head                     output       output
 """.strip().splitlines()}
 TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs")  # buffers in older files
-# Of Gemma 3 with a vision part, the text part: tensors to leave out, and what stands before the names of the others.
-VISION, LANGUAGE = re.compile(r".*(vision_tower|multi_modal_projector)\..*"), re.compile(
-    r"language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
+FUSED = dict(wq="self_attn.qkv_proj", wk="self_attn.qkv_proj", wv="self_attn.qkv_proj", w1="mlp.gate_up_proj",
+             w3="mlp.gate_up_proj")  # in Phi3's files
 
 # The families: model_type, the keys of config.json that transformers follows here and not in every family, and the
 # header fields that differ from Llama's. A key of another family is refused: transformers would ignore it.
-BIAS, NORM, WINDOW = "attention_bias", "layer_norm_eps", "sliding_window layer_types _sliding_window_pattern sliding_window_pattern"
-QWEN = WINDOW + " use_sliding_window max_window_layers"
-GEMMA = "attention_bias query_pre_attn_scalar final_logit_softcapping hidden_activation " + WINDOW
+WINDOW = " sliding_window layer_types sliding_window_pattern _sliding_window_pattern "
+QWEN = WINDOW + "use_sliding_window"
+GEMMA = "attention_bias query_pre_attn_scalar final_logit_softcapping hidden_activation"
+COHERE, OLMO = dict(norm_kind=1, norm_place=1 | 16, rope_pairs=1), dict(norm_place=2 | 8, qk_norm=2)
 FAMILIES = {
-    "LlamaForCausalLM": ("llama", BIAS + " mlp_bias", {}),
+    "LlamaForCausalLM": ("llama", "attention_bias mlp_bias", {}),
     "MistralForCausalLM": ("mistral", "sliding_window", {}),
     "MinistralForCausalLM": ("ministral", WINDOW, {}),
     "Qwen2ForCausalLM": ("qwen2", QWEN, dict(biases=1)),
-    "Qwen3ForCausalLM": ("qwen3", f"{BIAS} {QWEN}", dict(qk_norm=1)),
-    "SmolLM3ForCausalLM": ("smollm3", f"{BIAS} mlp_bias no_rope_layers no_rope_layer_interval {QWEN}", {}),
-    "GemmaForCausalLM": ("gemma", BIAS, dict(norm_weight_add=1)),
-    "Gemma2ForCausalLM": ("gemma2", GEMMA + " attn_logit_softcapping", dict(norm_weight_add=1, norm_place=15)),
-    "Gemma3ForCausalLM": ("gemma3_text", GEMMA + " rope_local_base_freq",
+    "Qwen3ForCausalLM": ("qwen3", "attention_bias" + QWEN, dict(qk_norm=1)),
+    "SmolLM3ForCausalLM": ("smollm3", "attention_bias mlp_bias no_rope_layers no_rope_layer_interval" + QWEN, {}),
+    "GemmaForCausalLM": ("gemma", "attention_bias", dict(norm_weight_add=1)),
+    "Gemma2ForCausalLM": ("gemma2", GEMMA + WINDOW + "attn_logit_softcapping", dict(norm_weight_add=1, norm_place=15)),
+    "Gemma3ForCausalLM": ("gemma3_text", GEMMA + WINDOW + "rope_local_base_freq",
                           dict(norm_weight_add=1, norm_place=15, qk_norm=1)),
-    "Olmo2ForCausalLM": ("olmo2", BIAS, dict(norm_place=2 | 8, qk_norm=2)),
-    "Olmo3ForCausalLM": ("olmo3", f"{BIAS} {WINDOW}", dict(norm_place=2 | 8, qk_norm=2)),
-    "CohereForCausalLM": ("cohere", f"{BIAS} {NORM} logit_scale use_qk_norm",
-                          dict(norm_kind=1, norm_place=1 | 16, rope_pairs=1)),
-    "Cohere2ForCausalLM": ("cohere2", f"{BIAS} {NORM} logit_scale {WINDOW}",
-                           dict(norm_kind=1, norm_place=1 | 16, rope_pairs=1)),
-    "GraniteForCausalLM": ("granite", BIAS + " mlp_bias attention_multiplier embedding_multiplier residual_multiplier "
-                           "logits_scaling", {}),
+    "Olmo2ForCausalLM": ("olmo2", "attention_bias", OLMO),
+    "Olmo3ForCausalLM": ("olmo3", "attention_bias" + WINDOW, OLMO),
+    "CohereForCausalLM": ("cohere", "attention_bias layer_norm_eps logit_scale use_qk_norm", COHERE),
+    "Cohere2ForCausalLM": ("cohere2", "attention_bias layer_norm_eps logit_scale use_parallel_block" + WINDOW, COHERE),
+    "GraniteForCausalLM": ("granite", "attention_bias mlp_bias attention_multiplier embedding_multiplier "
+                           "residual_multiplier logits_scaling", {}),
     "Phi3ForCausalLM": ("phi3", "sliding_window partial_rotary_factor original_max_position_embeddings", {}),
-    "StableLmForCausalLM": ("stablelm", f"{NORM} use_qkv_bias qk_layernorm use_parallel_residual partial_rotary_factor",
-                            dict(norm_kind=1, biases=8))}
+    "StableLmForCausalLM": ("stablelm", "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual "
+                            "partial_rotary_factor", dict(norm_kind=1, biases=8))}
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "sigmoid")
-# Keys that every family follows or none, and words by which an unknown key may change the maths.
+# Keys that are followed in every family or without effect, and words by which another key may change the maths.
 READ = re.compile(r"rms_norm_eps|rope_(theta|scaling|parameters)|num_attention_heads|pretraining_tp|max_window_layers|"
-                  r"layer_types|use_parallel_(block|embedding)|position_embedding_type|rotary_pct|"
                   r".*(drop|flash|_implementation|initializer).*")
 SUSPECT = re.compile(r".*(scal|multipl|cap|norm|attn|attention|window|expert|moe|rope|rotary|clip|bias|alibi|residual|"
                      r"parallel|lora|quant|spars|prun|per_layer|directional|logit).*")
 ROPE_KEYS = {"default": set(), "linear": {"factor"},
              "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-             "longrope": {"short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"},
+             "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor",
+                          "long_factor"},
              "yarn": {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
                       "mscale", "mscale_all_dim", "truncate", "finetuned"}}
 LLAMA3 = dict(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
@@ -232,7 +230,7 @@ def check_keys(config):
         refused = SUSPECT.fullmatch(key) and key not in reads and not READ.fullmatch(key) and not neutral
         if key == "layer_types" and key not in reads:
             refused = {*(value or ())} - {"full_attention"}
-        if key == "auto_map" and value:  # code beside the model, which transformers needs only for what it does not know
+        if key == "auto_map" and value:  # code beside the model, which transformers leaves alone where it knows the name
             refused = not str(value.get("AutoModelForCausalLM")).endswith("." + names[0])
         if refused or key == "is_causal" and value is False:
             fail(f"config: {key} is {value!r}: run.c has no such variant")
@@ -274,85 +272,80 @@ def settle(config, generation):
 
 
 def describe_layers(c, get, tables):
-    """What each layer sees (0: all) and the table that it rotates by, from 1 (0: none)."""
-    window, n = get("sliding_window", None), c.num_hidden_layers
-    kinds = get("layer_types", ["full_attention" if window is None else "sliding_attention"] * n)
+    """What each layer sees (0: all), and the table that it rotates by, from 1 (0: none)."""
+    window, names = get("sliding_window", None), [*tables]
+    kinds = get("layer_types", ["full_attention" if window is None else "sliding_attention"] * c.num_hidden_layers)
     local = [kind == "sliding_attention" for kind in kinds]
     if {*kinds} - {"full_attention", "sliding_attention"} or any(local) and not (type(window) is int and window > 0):
         fail(f"config: layer_types {listing({*kinds})} with sliding_window {window}: run.c has no such variant")
-    rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * n)
-    names = list(tables)
+    rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * len(kinds))
     return ([window if here and window < c.max_position_embeddings else 0 for here in local],
-            [(1 if names == [""] else 1 + names.index(kind)) if here else 0 for kind, here in zip(kinds, rotated)])
+            [1 + (kind in names and names.index(kind)) if here else 0 for kind, here in zip(kinds, rotated)])
 
 
 def describe(c, stops):
     """The header (see HEADER) of a config object, without what depends on the tensors, and the small tensors."""
     _, reads, fields = FAMILIES[c.architectures[0]]
     get = lambda key, default=0: getattr(c, key) if key in reads.split() else default
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    tables, bos = rope_tables(c), c.bos_token_id
-    factors, thetas = [factor for _, factor in tables.values()], [
-        c.rope_parameters.get(kind, c.rope_parameters)["rope_theta"] for kind in tables]
-    activation = get("hidden_activation", getattr(c, "hidden_act", None))
-    lengths = [c.max_position_embeddings] + [rope["original_max_position_embeddings"] for rope in (
-        c.rope_parameters.get(kind, c.rope_parameters) for kind in tables) if rope["rope_type"] == "longrope"]
-    windows, ropes = describe_layers(c, get, tables)
-    h = dict(
+    head_dim, bos = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads, c.bos_token_id
+    activation, caps = get("hidden_activation", getattr(c, "hidden_act", None)), [
+        get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
+    if activation not in ACTIVATIONS or 0 in caps:
+        fail(f"config: hidden_act {activation} ({', '.join(ACTIVATIONS)} are supported), soft caps {caps}")
+    tables = rope_tables(c)
+    windows, rotations = describe_layers(c, get, tables)
+    ropes = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables]
+    inverse_frequencies, factors = zip(*tables.values())
+    scale = c.hidden_size ** 0.5 if "gemma" in c.model_type else 1  # of the embedding, in float32
+    rotates = int(head_dim * ropes[0].get("partial_rotary_factor", 1))
+    h = dict(norm_place=1 | 4, qk_norm=0, biases=0) | fields
+    h["biases"] |= 3 * get("attention_bias") | 4 * get("mlp_bias") | get("use_qkv_bias")
+    h["norm_place"] = 1 | 16 if get("use_parallel_residual") else h["norm_place"]
+    h["qk_norm"] = 3 if get("use_qk_norm") or get("qk_layernorm") else h["qk_norm"]
+    h |= dict(
         magic=MAGIC, version=1, dim=c.hidden_size, hidden_dim=c.intermediate_size, n_layers=c.num_hidden_layers,
         n_heads=c.num_attention_heads, n_kv_heads=c.num_key_value_heads, head_dim=head_dim, vocab_size=c.vocab_size,
-        seq_len=min(lengths), activation=activation in ACTIVATIONS and ACTIVATIONS.index(activation),
-        rope_dim=2 * len([*tables.values()][0][0]), n_rope_tables=len(tables), bos_id=-1 if bos is None else bos,
-        n_eos=len(stops), rms_norm_eps=get("layer_norm_eps", None) or c.rms_norm_eps,
-        rope_theta=thetas[0], rope_attention_factor=factors[0], rope_theta_local=thetas[1] if thetas[1:] else 0,
-        rope_attention_factor_local=factors[-1] if factors[1:] else 1,
+        seq_len=min([c.max_position_embeddings, *(rope["original_max_position_embeddings"] for rope in ropes
+                                                  if rope["rope_type"] == "longrope")]),
+        activation=ACTIVATIONS.index(activation), rope_dim=2 * len(inverse_frequencies[0]), n_rope_tables=len(tables),
+        bos_id=-1 if bos is None else bos, n_eos=len(stops), rms_norm_eps=get("layer_norm_eps") or c.rms_norm_eps,
+        rope_theta=ropes[0]["rope_theta"], rope_theta_local=ropes[1]["rope_theta"] if len(ropes) > 1 else 0,
+        rope_attention_factor=factors[0], rope_attention_factor_local=factors[1] if len(ropes) > 1 else 1,
         attention_scale=get("attention_multiplier", get("query_pre_attn_scalar", head_dim) ** -0.5),
-        embedding_scale=float(np.float32(c.hidden_size ** 0.5)) if "gemma" in c.model_type else get("embedding_multiplier", 1),
+        embedding_scale=get("embedding_multiplier", float(np.float32(scale))),
         residual_scale=get("residual_multiplier", 1), logit_scale=get("logit_scale", 1) / get("logits_scaling", 1),
-        attention_softcap=get("attn_logit_softcapping") or 0, logit_softcap=get("final_logit_softcapping") or 0,
-    ) | dict(norm_place=1 | 4) | fields
-    h["biases"] = fields.get("biases", 0) | 3 * get("attention_bias") | 4 * get("mlp_bias") | get("use_qkv_bias")
-    h["norm_place"] = 1 | 16 if get("use_parallel_residual") else h["norm_place"]
-    h["qk_norm"] = 3 if get("use_qk_norm") or get("qk_layernorm") else h.get("qk_norm", 0)
-    for key in ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "seq_len"):
-        if type(h[key]) is not int or not 0 < h[key] < 2 ** 31:
-            fail(f"config: {key} is {h[key]!r} (a positive integer is expected)")
-    for key in ("attention_scale", "embedding_scale", "residual_scale", "logit_scale"):
-        if not 1e-9 <= h[key] <= 1e9:
-            fail(f"config: {key} is {h[key]!r} (1e-9 to 1e9 is expected)")
-    rotates = head_dim if "partial_rotary_factor" not in reads else int(
-        head_dim * c.rope_parameters["partial_rotary_factor"])
-    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or rotates != h["rope_dim"] or not 0 <= h["rms_norm_eps"] <= 1:
+        attention_softcap=caps[0] or 0, logit_softcap=caps[1] or 0)
+    for keys, low, high in (("dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len", 1, 2 ** 31 - 1),
+                            ("attention_scale embedding_scale residual_scale logit_scale", 1e-9, 1e9),
+                            ("attention_softcap logit_softcap", 0, 1e9), ("rms_norm_eps", 0, 1)):
+        for key in keys.split():
+            if not low <= h[key] <= high or type(low) is int and low and type(h[key]) is not int:
+                fail(f"config: {key} is {h[key]!r} ({low} to {high} is expected)")
+    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or rotates != h["rope_dim"]:
         fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, {rotates} of it "
-             f"rotated, rms_norm_eps {h['rms_norm_eps']} (a multiple, even numbers and 0 to 1 are expected)")
-    if activation not in ACTIVATIONS or not all(0 <= h[key] <= 1e9 for key in ("attention_softcap", "logit_softcap")):
-        fail(f"config: hidden_act {activation}, soft caps {h['attention_softcap']} and {h['logit_softcap']} (one of "
-             f"{', '.join(ACTIVATIONS)} and positive numbers are expected)")
+             "rotated (a multiple and even numbers are expected)")
     if bad := [i for i in [*stops, *([] if bos is None else [bos])] if type(i) is not int or not 0 <= i < c.vocab_size]:
         fail(f"bos or eos {listing(bad)} is outside the vocabulary of {c.vocab_size}")
     if len(stops) > 16:
         fail(f"{len(stops)} end-of-text ids: {listing(stops)} (at most 16)")
-    return h, dict(eos_ids=stops, layer_window=windows, layer_rope=ropes,
-                   rope_freq=np.stack([table for table, _ in tables.values()]))
+    return h, dict(eos_ids=stops, layer_window=windows, layer_rope=rotations,
+                   rope_freq=np.stack(inverse_frequencies))
 
 
 # ---- The checkpoint ----
 
 def layout(h):
     """(name, layer or None, shape, type, offset) of each tensor, then of the config; all on multiples of 64 bytes."""
-    q, k = ((h["n_heads"], h["head_dim"]), (h["n_kv_heads"], h["head_dim"]))
-    norms = {1: [(h["head_dim"],)] * 2, 2: [(math.prod(q),), (math.prod(k),)]}.get(h["qk_norm"], [q, k])
-    sizes = h | dict(pairs=h["rope_dim"] // 2, d=h["dim"], h=h["hidden_dim"], v=h["vocab_size"], q=math.prod(q),
-                     k=math.prod(k), untied=1 - h["tied"], qn=norms[0], kn=norms[1])
-    names, end = list(TENSORS), HEADER_SIZE
-    last = names.index("final_norm")
+    sizes = h | dict(pairs=h["rope_dim"] // 2, d=h["dim"], h=h["hidden_dim"], v=h["vocab_size"], untied=1 - h["tied"],
+                     q=h["n_heads"] * h["head_dim"], k=h["n_kv_heads"] * h["head_dim"])
+    q_norm = ["", "head_dim", "q", "n_heads,head_dim"][h["qk_norm"]]
+    names, last, end = [*TENSORS], [*TENSORS].index("final_norm"), HEADER_SIZE
     order = [(name, None) for name in names[:5]] + [(name, i) for i in range(h["n_layers"]) for name in names[5:last]]
     for name, layer in order + [(name, None) for name in names[last:]]:
         conditions, shape = TENSORS[name][1:3]
-        if all(condition == "-" or sizes[condition.split(":")[0]] & int(condition.split(":")[1])
-               for condition in conditions.split(",")):
-            shape = sizes[shape] if shape in ("qn", "kn") else tuple(sizes[key] for key in shape.split(","))
-            offset = -(-end // ALIGNMENT) * ALIGNMENT
+        shape = dict(qn=q_norm, kn=q_norm.replace("q", "k").replace("n_", "n_kv_")).get(shape, shape)
+        if conditions == "-" or all(sizes[field] & int(bits) for field, bits in re.findall(r"(\w+):(\d+)", conditions)):
+            offset, shape = -(-end // ALIGNMENT) * ALIGNMENT, tuple(sizes[key] for key in shape.split(","))
             yield name, layer, shape, "<i4" if name in names[:3] else "<f4", offset
             end = offset + 4 * math.prod(shape)
     if h["config_size"]:
@@ -377,18 +370,17 @@ def tensor_name(column, name, layer=None):
 
 
 def places(column, kind, name, layer, shape, h):
-    """Where a tensor lies in the source: (name there, first row, shape) of each part. Phi3 holds several in one, StableLM
-    a norm for each head; where norms come after the sublayers, too, the one before the FFN has a name of its own."""
-    whole = tensor_name(column, name, layer)
-    if name == "ffn_norm" and h["norm_place"] & 2:
-        whole = whole.replace("post_attention", "pre_feedforward")
+    """Where a tensor lies in the source: (name there, first row, shape) of each part. Phi3 has several in one, StableLM
+    a norm for each head, and where norms come after the sublayers, too, the one before the FFN is called otherwise."""
+    whole, q = tensor_name(column, name, layer), h["n_heads"] * h["head_dim"]
     if kind == "stablelm" and name in ("q_norm", "k_norm"):
         return [(whole.replace("_norm.", f"_layernorm.norms.{i}."), 0, shape[1:]) for i in range(shape[0])]
-    first = dict(wk=h["n_heads"] * h["head_dim"], w3=h["hidden_dim"])
-    first["wv"] = first["wk"] + h["n_kv_heads"] * h["head_dim"]
-    if kind == "phi3":
-        whole = re.sub("[qkv]_proj", "qkv_proj", re.sub("gate_proj|up_proj", "gate_up_proj", whole))
-    return [(whole, first.get(name, 0) if kind == "phi3" else 0, shape)]
+    if kind == "phi3" and name in FUSED:
+        first = dict(wk=q, wv=q + h["n_kv_heads"] * h["head_dim"], w3=h["hidden_dim"]).get(name, 0)
+        return [(whole.replace(TENSORS[name][column], FUSED[name]), first, shape)]
+    if name == "ffn_norm" and h["norm_place"] & 2:
+        whole = whole.replace("post_attention", "pre_feedforward")
+    return [(whole, 0, shape)]
 
 
 def to_halves(rows, n_heads):
@@ -428,7 +420,7 @@ def write_model(source, path, fingerprint):
         config, c, stops = settle(source.config, source.generation)
         h, small = describe(c, stops)
     if h["seq_len"] < c.max_position_embeddings:
-        note(f"longrope: its short table is taken, and a context of {h['seq_len']} instead of {c.max_position_embeddings}")
+        note(f"longrope: the short table is taken, and a context of {h['seq_len']} for {c.max_position_embeddings}")
     if source.factors is not None:
         small["rope_freq"] = small["rope_freq"] / source.factors
     config |= dict(tie_word_embeddings=settle_tie(source, c.tie_word_embeddings))
@@ -479,7 +471,7 @@ def open_hugging_face(folder):
         for name in handle.keys():
             if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in handles:
                 fail(f"{name} is of type {kind}, or in two files (F32, BF16 and F16, once, are supported)")
-            handles[name], shapes[name] = (name, handle), tuple(handle.get_slice(name).get_shape())
+            handles[name], shapes[name] = (handle, name), tuple(handle.get_slice(name).get_shape())
     if lost := indexed.keys() - handles.keys():
         fail(f"missing tensors: {listing(lost)} (named by {index.name})")
     generation, config = folder / "generation_config.json", read_json(folder / "config.json")
@@ -488,14 +480,14 @@ def open_hugging_face(folder):
         common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
                       tie_word_embeddings=config.get("tie_word_embeddings", True))
-        handles = {LANGUAGE.sub("", name): (name, handle) for name, handle in handles.items()}
-        shapes = {LANGUAGE.sub("", name): shape for name, shape in shapes.items() if not VISION.fullmatch(name)}
+        handles, shapes = ({name.replace("language_model.", ""): value for name, value in table.items()
+                            if not re.search("vision_tower|multi_modal_projector", name)} for table in (handles, shapes))
     return Source(config, read_json(generation) if generation.exists() else {}, shapes,
-                  lambda name: handles[name][1].get_tensor(handles[name][0]).float().numpy(), HUGGING_FACE)
+                  lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
 
 
 def open_gguf(path):
-    """A GGUF of the architecture llama (q and k in adjacent pairs), qwen2 or qwen3, of any type that gguf dequantizes."""
+    """A GGUF of the architecture llama (q and k in adjacent pairs), qwen2 or qwen3; any type that gguf dequantizes."""
     import gguf
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()
@@ -1488,10 +1480,12 @@ def to_hugging_face(folder, path, tokenizer):
     if differing := [key for key in wanted if h[key] != wanted[key]]:
         fail(f"{path}: its config.json says otherwise about {listing(differing)}")
     if differing := [name for name in small if not np.array_equal(small[name], arrays[name, None])]:
-        fail(f"{path}: {listing(differing)} (frequencies, windows) differ from its config.json (transformers follows that)")
+        fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
+             "could not load them)")
     tensors = {}
     for (name, layer), array in arrays.items():
-        parts = places(HUGGING_FACE, c.model_type, name, layer, array.shape, h) if len(TENSORS.get(name, ())) > 3 else []
+        known = len(TENSORS.get(name, ())) > 3
+        parts = places(HUGGING_FACE, c.model_type, name, layer, array.shape, h) if known else []
         for i, (part, *_) in enumerate(parts):
             tensors.setdefault(part, []).append(torch.from_numpy(array if len(parts) == 1 else array[i]))
     origin = tokenizer and find_source(tokenizer)
@@ -1502,8 +1496,8 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{folder} is not empty (give a new one)")
     with replacing(folder) as temporary:
         temporary.mkdir()
-        huggingface_hub.save_torch_state_dict({part: arrays[0] if len(arrays) == 1 else torch.cat(arrays) for part, arrays
-                                               in tensors.items()}, temporary, max_shard_size=MAX_SHARD)
+        huggingface_hub.save_torch_state_dict({name: parts[0] if len(parts) == 1 else torch.cat(parts)
+                                               for name, parts in tensors.items()}, temporary, max_shard_size=MAX_SHARD)
         ropes = config["rope_parameters"]  # in both spellings: for transformers 4, and what builds on it, too
         rope = ropes.get("full_attention", ropes)
         config |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
