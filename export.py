@@ -279,6 +279,8 @@ def describe_layers(c, get, tables):
     if {*kinds} - {"full_attention", "sliding_attention"} or any(local) and not (type(window) is int and window > 0):
         fail(f"config: layer_types {listing({*kinds})} with sliding_window {window}: run.c has no such variant")
     rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * len(kinds))
+    if len(rotated) < len(kinds):
+        fail(f"config: no_rope_layers {rotated} for {len(kinds)} layers")
     return ([window if here and window < c.max_position_embeddings else 0 for here in local],
             [1 + (kind in names and names.index(kind)) if here else 0 for kind, here in zip(kinds, rotated)])
 
@@ -321,7 +323,7 @@ def describe(c, stops):
         for key in keys.split():
             if not low <= h[key] <= high or type(low) is int and low and type(h[key]) is not int:
                 fail(f"config: {key} is {h[key]!r} ({low} to {high} is expected)")
-    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or rotates != h["rope_dim"]:
+    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not head_dim >= rotates == h["rope_dim"]:
         fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, {rotates} of it "
              "rotated (a multiple and even numbers are expected)")
     if bad := [i for i in [*stops, *([] if bos is None else [bos])] if type(i) is not int or not 0 <= i < c.vocab_size]:

@@ -63,6 +63,8 @@ class Checkpoint:
             self.take(f"{prefix}self_attn.{name}_proj.weight", shape)
         for name, shape in attention.items() if h["biases"] & 1 else ():
             self.take(f"{prefix}self_attn.{name}_proj.bias", shape[:1])
+        for name in ("q_norm", "k_norm") if h["qk_norm"] else ():
+            self.take(f"{prefix}self_attn.{name}.weight", (h["head_dim"],))
         self.take(prefix + "self_attn.o_proj.weight", (dim, q))
         if h["biases"] & 2:
             self.take(prefix + "self_attn.o_proj.bias", (dim,))
@@ -559,8 +561,9 @@ def test_gguf_quantizations(exported, tmp_path, kind):
         assert name == "config" or np.array_equal(array, got.tensors[name]), name
 
 
-def test_gguf_qwen2(exported, tmp_path):
-    folder = models.tiny_llama(tmp_path / "m", family="qwen2", tie_word_embeddings=True)
+@pytest.mark.parametrize("values", [dict(family="qwen2", tie_word_embeddings=True), dict(family="qwen3", head_dim=24)])
+def test_gguf_qwen(exported, tmp_path, values):
+    folder = models.tiny_llama(tmp_path / "m", **values)
     wanted, got = exported(folder), exported(models.gguf_file(folder, tmp_path / "m.gguf"))
     same_weights(got, wanted)
     assert wanted.header | dict(config_size=0) == got.header | dict(config_size=0)

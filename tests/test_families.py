@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import checkpoint
 import diff_logits
@@ -66,7 +67,7 @@ GRID = {
                 dict(ODD, attention_bias=True, mlp_bias=True)],
     "phi3": [dict(sliding_window=WINDOW), dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3,
                                                partial_rotary_factor=0.75, tie_word_embeddings=True),
-             dict(rope_parameters=LONGROPE, original_max_position_embeddings=300), dict(
+             dict(rope_parameters=LONGROPE | dict(rope_type="yarn"), original_max_position_embeddings=300), dict(
                  hidden_size=96, partial_rotary_factor=0.7, original_max_position_embeddings=300,
                  rope_parameters=LONGROPE | dict(partial_rotary_factor=0.7))],
     "stablelm": [dict(), dict(use_qkv_bias=True, qk_layernorm=True, partial_rotary_factor=0.5, num_hidden_layers=3),
@@ -140,3 +141,159 @@ def test_round_trip(measure, tmp_path, family, i):
     (c, t), (d, u) = checkpoint.read(m.model), checkpoint.read(again)
     assert {**c, "config_json": 0, "config_size": 0} == {**d, "config_json": 0, "config_size": 0}
     assert t.keys() == u.keys() and all(t[name].tobytes() == u[name].tobytes() for name in t)
+
+
+REFUSED = [
+    ("llama", dict(architectures=["Ministral3ForCausalLM"], model_type="ministral3"), "Ministral3ForCausalLM"),
+    ("llama", dict(architectures=["MixtralForCausalLM"], model_type="mixtral"), "MixtralForCausalLM"),
+    ("llama", dict(architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3"), "DeepseekV3ForCausalLM"),
+    ("llama", dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe"), "Qwen3MoeForCausalLM"),
+    ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)), "dynamic"),
+    ("llama", dict(rope_parameters=LLAMA3 | dict(partial_rotary_factor=0.5)), "partial_rotary_factor"),
+    ("llama", dict(auto_map={"AutoModelForCausalLM": "modeling_x.OtherForCausalLM"}), "auto_map"),
+    ("mistral", dict(layer_types=[SLIDING, FULL]), "layer_types"), ("mistral", dict(attention_bias=True), "attention_bias"),
+    ("mistral", dict(sliding_window=0), "sliding_window 0"), ("mistral", dict(sliding_window=-4), "sliding_window -4"),
+    ("ministral", dict(sliding_window=None, layer_types=[SLIDING, FULL]), "sliding_window None"),
+    ("qwen2", dict(sliding_window=16, layer_types=[SLIDING, FULL]), "sliding_window None"),  # use_sliding_window is false
+    ("qwen2", dict(layer_types=["chunked_attention", FULL]), "chunked_attention"), ("qwen2", dict(mlp_bias=True), "mlp_bias"),
+    ("qwen3", dict(attention_bias=True), "missing", "self_attn.k_proj.bias"), ("qwen3", dict(use_qk_norm=True), "use_qk_norm"),
+    ("smollm3", dict(no_rope_layers=[1]), "no_rope_layers"), ("smollm3", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
+    ("gemma", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
+    ("gemma", dict(final_logit_softcapping=30.0), "final_logit_softcapping"),
+    ("gemma2", dict(hidden_activation="gelu_new"), "gelu_new"), ("gemma2", dict(final_logit_softcapping=0.0), "soft caps"),
+    ("gemma2", dict(query_pre_attn_scalar=0), "config"), ("gemma2", dict(num_attention_heads=3), "multiple"),
+    ("gemma3", dict(attn_logit_softcapping=50.0), "attn_logit_softcapping"),  # transformers ignores it
+    ("gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
+    ("gemma3", dict(rope_parameters=dict(rope_type="default", rope_theta=1e5)), "rope_parameters"),
+    ("olmo2", dict(clip_qkv=8.0), "clip_qkv"), ("olmo2", dict(sliding_window=16), "sliding_window"),
+    ("olmo3", dict(rope_parameters={FULL: dict(rope_type="dynamic", factor=2.0, rope_theta=1e4)}), "dynamic"),
+    ("cohere", dict(logit_scale=None), "config"), ("cohere", dict(use_qk_norm=True), "missing", "q_norm"),
+    ("cohere2", dict(use_qk_norm=True), "use_qk_norm"), ("cohere2", dict(sliding_window=None), "sliding_window None"),
+    ("granite", dict(logits_scaling=0), "config"), ("granite", dict(residual_multiplier=-1.0), "residual_scale is -1.0"),
+    ("phi3", dict(partial_rotary_factor=0.7), "11 of it rotated"), ("phi3", dict(attention_bias=True), "attention_bias"),
+    ("phi3", dict(rope_parameters=YARN), "config"), ("phi3", dict(rope_parameters=LLAMA3), "config"),
+    ("phi3", dict(intermediate_size=97), "gate_up_proj.weight", "(192, 64)", "(194, 64)"),
+    ("stablelm", dict(partial_rotary_factor=0.35), "5 of it rotated"), ("stablelm", dict(rms_norm_eps=1e-5,
+     qk_layernorm=True), "missing", "q_layernorm.norms.0"), ("stablelm", dict(attention_bias=True), "attention_bias"),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """plain(family) -> the folder of a model of two layers, with a window where the family knows one"""
+    root, made = tmp_path_factory.mktemp("plain"), {}
+
+    def model(family):
+        if family not in made:
+            window = dict(sliding_window=WINDOW) if "sliding_window" in models.FAMILIES[family][0].__dataclass_fields__ else {}
+            window |= dict(head_dim=16) if "gemma" in family or family in ("qwen3", "ministral") else {}
+            window |= dict(layer_types=[SLIDING, FULL]) if family in ("gemma3", "olmo3", "cohere2") else {}
+            made[family] = models.tiny_llama(root / family, family, **window)
+        return made[family]
+    return model
+
+
+def edited(folder, copy, **values):
+    """A copy of a folder with these values in its config.json."""
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    if values.keys() & {"rope_theta", "partial_rotary_factor"}:
+        models.edit_json(copy / "config.json", lambda c: c.pop("rope_parameters"))
+    models.edit_json(copy / "config.json", **values)
+    return copy
+
+
+@pytest.mark.parametrize("family, values, words", [(f, v, w) for f, v, *w in REFUSED], ids=str)
+def test_refused(plain, tmp_path, family, values, words):
+    folder = edited(plain(family), tmp_path / "m", **values)
+    with pytest.raises(export.ExportError) as error:
+        reference.exported(folder, tmp_path / "m.bin")
+    assert all(word in str(error.value) for word in words), error.value
+    assert not (tmp_path / "m.bin").exists()
+
+
+def other(value):
+    """Values of the same kind that a config could have instead."""
+    if value is None:
+        return [True, 3]
+    return [not value] if isinstance(value, bool) else [2 * value or 1] if isinstance(value, (int, float)) else []
+
+
+KEYS = sorted({key for config, _ in models.FAMILIES.values() for key in config.__dataclass_fields__}
+              - transformers.PreTrainedConfig.__dataclass_fields__.keys()
+              - {"vocab_size", "pad_token_id", "eos_token_id", "bos_token_id", "use_cache"} | {
+    "partial_rotary_factor", "rope_theta", "sliding_window_pattern", "head_dim", "is_causal", "clip_qkv", "norm_eps",
+    "layer_norm_epsilon", "attention_chunk_size", "rope_local_base_freq", "tie_word_embeddings"})
+
+
+@pytest.mark.parametrize("family", GRID)
+def test_every_key_is_followed_as_transformers_does_or_refused(plain, tmp_path, family):
+    """Each key of any family's config, with another value: refused, or the logits are transformers' own."""
+    folder, ids = plain(family), reference.random_ids(131, 40)
+    config, followed = json.loads((folder / "config.json").read_text()), []
+    for key in KEYS:
+        for i, value in enumerate(other(config.get(key))):
+            copy = edited(folder, tmp_path / f"{key}{i}", **{key: value})
+            try:
+                model = reference.exported(copy, tmp_path / f"{key}{i}.bin")
+            except export.ExportError:
+                continue
+            logits = diff_logits.engine(binary(), model, "logits", ids, 131)
+            assert np.abs(logits - reference.forward(reference.load(copy), ids)[0]).max() < 1e-3, (key, value)
+            followed.append(key)
+    assert {"rms_norm_eps", "rope_theta"} < {*followed} and {"hidden_size", "num_key_value_heads"}.isdisjoint(followed)
+
+
+def test_gemma3_with_vision(measure, tmp_path, capsys):
+    """Of Gemma3ForConditionalGeneration the text part, whichever way its tensors are called; what it gives for text."""
+    values = models.SMALL | dict(head_dim=16, sliding_window=WINDOW, layer_types=[FULL, SLIDING])
+    config = transformers.Gemma3Config(text_config=values, eos_token_id=[2, 5], vision_config=dict(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14),
+        mm_tokens_per_image=1, image_token_index=130, boi_token_index=129, eoi_token_index=128)
+    model = transformers.Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    models.randomize(model, 0)
+    model.save_pretrained(tmp_path / "m")
+    ids = reference.random_ids(128, 60)
+    with torch.no_grad():
+        want = model(torch.tensor([ids])).logits[0].numpy()
+    got = []
+    for rename in ("language_model.model.", "model.language_model."):
+        models.edit_tensors(tmp_path / "m", lambda t: [t.update({re.sub(
+            r"(model\.language_model|language_model\.model)\.", rename, name): t.pop(name)}) for name in list(t)])
+        path = reference.exported(tmp_path / "m", tmp_path / f"{len(got)}.bin")
+        assert "the text part is exported" in capsys.readouterr().err
+        got.append(diff_logits.engine(binary(), path, "logits", ids, 131))
+        assert np.abs(got[-1] - want).max() < 1e-4 * np.abs(want).max()
+    assert (got[0] == got[1]).all() and checkpoint.read(path)[0]["eos"] == [2, 5]
+    export.to_hugging_face(tmp_path / "back", path, None)
+    assert type(models.load_reference(tmp_path / "back")).__name__ == "Gemma3ForCausalLM"
+
+
+MODELS = {"llama": "Llama 1 to 3.2, TinyLlama, SmolLM2, Yi, DeepSeek-LLM, R1-Distill-Llama"}
+REFUSED_BY_NAME = "mixtures of experts (Mixtral, Qwen3-MoE, ...), latent attention (DeepSeek-V2 and V3), Ministral 3, others"
+START, END = "<!-- tests/test_families.py --readme writes this table -->\n", "<!-- end of the table -->"
+
+
+def readme_table(measure=None):
+    """The lines of the table; without `measure` with # for each number."""
+    yield "| family | status | proved by | largest error, ours and PyTorch's | RMS error |\n|---|---|---|---|---|\n"
+    for family in GRID:
+        rows = [measure(family, i).rows[-1] for i in range(len(GRID[family]))] if measure else []
+        largest = [max(getattr(row, who).largest for row in rows) if rows else "#" for who in ("ours", "theirs")]
+        rms = [diff_logits.rms([getattr(row, who).rms for row in rows]) if rows else "#" for who in ("ours", "theirs")]
+        shown = [", ".join(x if x == "#" else f"{x:.1e}" for x in pair) for pair in (largest, rms)]
+        name = models.FAMILIES[family][1].__name__ + (f" ({MODELS[family]})" if family in MODELS else "")
+        yield f"| {name} | runs | `test_families.py -k {family}-` | {shown[0]} | {shown[1]} |\n"
+    yield f"| {REFUSED_BY_NAME} | refused | `test_families.py -k refused` | | |\n"
+
+
+def test_readme_table(measure, request):
+    """The table names every family; --readme measures and writes it anew."""
+    path, write = ROOT / "README.md", request.config.getoption("--readme")
+    before, rest = path.read_text(encoding="utf-8").split(START)
+    old, after = rest.split(END)
+    if write:
+        old = "".join(readme_table(measure))
+        path.write_text(before + START + old + END + after, encoding="utf-8")
+    assert re.sub(r"\d\.\de-\d\d", "#", old) == "".join(readme_table())
