@@ -230,7 +230,7 @@ def check_keys(config):
         refused = SUSPECT.fullmatch(key) and key not in reads and not READ.fullmatch(key) and not neutral
         if key == "layer_types" and key not in reads:
             refused = {*(value or ())} - {"full_attention"}
-        if key == "auto_map" and value:  # code beside the model, which transformers leaves alone where it knows the name
+        if key == "auto_map" and value:  # code beside the model: transformers leaves it alone where it knows the name
             refused = not str(value.get("AutoModelForCausalLM")).endswith("." + names[0])
         if refused or key == "is_causal" and value is False:
             fail(f"config: {key} is {value!r}: run.c has no such variant")
@@ -482,8 +482,8 @@ def open_hugging_face(folder):
         common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
                       tie_word_embeddings=config.get("tie_word_embeddings", True))
-        handles, shapes = ({name.replace("language_model.", ""): value for name, value in table.items()
-                            if not re.search("vision_tower|multi_modal_projector", name)} for table in (handles, shapes))
+        handles, shapes = ({name.replace("language_model.", ""): value for name, value in table.items() if not re.search(
+            r"vision_tower\.|multi_modal_projector\.", name)} for table in (handles, shapes))
     return Source(config, read_json(generation) if generation.exists() else {}, shapes,
                   lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
 

@@ -611,7 +611,8 @@ static void attend(float *restrict out, Softmax *softmax, float *scores, const f
     for (size_t i = 0; i < group * head_dim; i++) out[i] = (float)((double)out[i] / softmax[i / head_dim].sum);
 }
 
-// Attention of T tokens at the run's position over a layer's cache, a window of it if not 0. Threads share the pairs of token and kv head.
+// Attention of T tokens at the run's position over a layer's cache, or a window of it if that is not 0. Threads share
+// the pairs of token and kv head.
 static void attention(Run *r, const float *k_cache, const float *v_cache, size_t window, size_t T) {
     const Config *c = &r->model->config;
     size_t n_kv_heads = c->n_kv_heads, head_dim = c->head_dim, group = c->n_heads / n_kv_heads;

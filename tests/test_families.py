@@ -16,7 +16,7 @@ import diff_logits
 import export
 import models
 import reference
-from conftest import ROOT, binary, good
+from conftest import ROOT, binary, good, sanitized
 
 T, CHUNK, WINDOW = 300, 37, 16
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -63,8 +63,8 @@ GRID = {
     "cohere": [dict(logit_scale=0.25), dict(ODD, use_qk_norm=True, attention_bias=True, tie_word_embeddings=False)],
     "cohere2": [dict(sliding_window=WINDOW, num_hidden_layers=5, logit_scale=0.3), dict(
         sliding_window=WINDOW, layer_types=[FULL, SLIDING], attention_bias=True)],
-    "granite": [dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.05, logits_scaling=3.0),
-                dict(ODD, attention_bias=True, mlp_bias=True)],
+    "granite": [dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.05,
+                     logits_scaling=3.0), dict(ODD, attention_bias=True, mlp_bias=True)],
     "phi3": [dict(sliding_window=WINDOW), dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3,
                                                partial_rotary_factor=0.75, tie_word_embeddings=True),
              dict(rope_parameters=LONGROPE | dict(rope_type="yarn"), original_max_position_embeddings=300), dict(
@@ -126,6 +126,14 @@ def test_windows_give_the_same_bits_whatever_the_chunk(measure, family, i):
         assert len(outputs) == 1
 
 
+@pytest.mark.parametrize("family, i", [("gemma2", 0), ("stablelm", 2), ("olmo3", 0), ("cohere", 1), ("llama", 8)])
+def test_sanitized_build_gives_the_same_bits(measure, family, i):
+    """No access out of bounds; -O1 and no -O3, the same functions of exponentials."""
+    m = measure(family, i)
+    arguments = [m.model, "-m", "logits", "-I", " ".join(map(str, m.ids[:67])), "-o", "-", "-b", 37]
+    assert good(*arguments, program=sanitized()) == good(*arguments)
+
+
 @pytest.mark.parametrize("family, i", CASES)
 def test_round_trip(measure, tmp_path, family, i):
     """Exported, written back and loaded by transformers: bit-equal tensors, equal logits, the same checkpoint again."""
@@ -143,6 +151,81 @@ def test_round_trip(measure, tmp_path, family, i):
     assert t.keys() == u.keys() and all(t[name].tobytes() == u[name].tobytes() for name in t)
 
 
+# config.json as published, shortened to what differs between families -> some of the header's fields.
+COMMON = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=16, vocab_size=1000,
+              bos_token_id=1, eos_token_id=2, attention_dropout=0.0, initializer_range=0.02, torch_dtype="bfloat16",
+              transformers_version="4.50.0", use_cache=True, tie_word_embeddings=True, pad_token_id=0)
+RMS = COMMON | dict(rms_norm_eps=1e-6, num_key_value_heads=8, hidden_act="silu", max_position_embeddings=4096)
+LAYER_NORM = COMMON | dict(layer_norm_eps=1e-5, num_key_value_heads=8, hidden_act="silu", max_position_embeddings=8192)
+PUBLISHED = [
+    ("GemmaForCausalLM", RMS | dict(model_type="gemma", head_dim=256, hidden_act="gelu", attention_bias=False,
+     hidden_activation=None, rope_theta=10000.0), dict(activation=2, norm_weight_add=1, head_dim=256)),
+    ("Gemma2ForCausalLM", RMS | dict(model_type="gemma2", attn_logit_softcapping=50.0, cache_implementation="hybrid",
+     final_logit_softcapping=30.0, head_dim=256, hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh",
+     query_pre_attn_scalar=144, sliding_window=512, rope_theta=10000.0), dict(
+        attention_softcap=50, logit_softcap=30, attention_scale=1 / 12, norm_place=15, windows=[512, 0, 512, 0])),
+    ("Gemma3ForCausalLM", RMS | dict(
+        model_type="gemma3_text", attn_logit_softcapping=None, final_logit_softcapping=None, head_dim=256,
+        cache_implementation="hybrid", hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=256,
+        rope_local_base_freq=10000, rope_scaling=dict(factor=8.0, rope_type="linear"), rope_theta=1000000,
+        sliding_window=512, sliding_window_pattern=3), dict(
+        windows=[512, 512, 0, 512], rotations=[2, 2, 1, 2], rope_theta=1e6, rope_theta_local=1e4, n_rope_tables=2,
+        qk_norm=1)),
+    ("Olmo2ForCausalLM", RMS | dict(model_type="olmo2", attention_bias=False, rope_scaling=None, rope_theta=500000),
+     dict(norm_place=10, qk_norm=2, rope_theta=5e5)),
+    ("Olmo3ForCausalLM", RMS | dict(
+        model_type="olmo3", layer_types=[SLIDING] * 3 + [FULL], sliding_window=1024, rope_theta=500000,
+        rope_scaling=dict(attention_factor=1.2079441541679836, beta_fast=32, beta_slow=1, factor=8, rope_type="yarn",
+                          original_max_position_embeddings=512)), dict(
+        windows=[1024] * 3 + [0], rotations=[2, 2, 2, 1], rope_attention_factor=1.2079441541679836,
+        rope_attention_factor_local=1)),
+    ("CohereForCausalLM", LAYER_NORM | dict(
+        model_type="cohere", logit_scale=0.0625, model_max_length=131072, rope_theta=8e6, use_qk_norm=False,
+        attention_bias=False), dict(norm_kind=1, norm_place=17, rope_pairs=1, logit_scale=0.0625, qk_norm=0)),
+    ("Cohere2ForCausalLM", LAYER_NORM | dict(
+        model_type="cohere2", cache_implementation="hybrid", head_dim=128, layer_switch=4, logit_scale=0.25,
+        order_of_interleaved_layers="local_attn_first", position_embedding_type="rope_gptj", rope_scaling=None,
+        rope_theta=50000, rotary_pct=1.0, sliding_window=4096, sliding_window_pattern=4, use_embedding_sharing=True,
+        use_gated_activation=True, use_parallel_block=True, use_parallel_embedding=False),
+     dict(windows=[4096] * 3 + [0], rotations=[1, 1, 1, 0])),
+    ("GraniteForCausalLM", RMS | dict(model_type="granite", attention_bias=False, attention_multiplier=0.015625,
+     embedding_multiplier=12.0, logits_scaling=8.0, mlp_bias=False, residual_multiplier=0.22, rope_scaling=None,
+     rope_theta=5e6), dict(attention_scale=1 / 64, embedding_scale=12, residual_scale=0.22, logit_scale=1 / 8)),
+    ("Phi3ForCausalLM", RMS | dict(model_type="phi3", attention_bias=False, auto_map={
+        "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+        embd_pdrop=0.0, original_max_position_embeddings=4096, resid_pdrop=0.0, rope_scaling=None, rope_theta=10000.0,
+        sliding_window=2047), dict(windows=[2047] * 4)),
+    ("Phi3ForCausalLM", RMS | dict(
+        model_type="phi3", full_attn_mod=1, interpolate_factor=1, lm_head_bias=False, mlp_bias=False,
+        max_position_embeddings=131072, original_max_position_embeddings=4096, partial_rotary_factor=0.75,
+        rope_scaling=dict(long_factor=[1.5] * 48, short_factor=[1.0] * 48, type="longrope"), rope_theta=10000.0,
+        sliding_window=262144), dict(seq_len=4096, rope_dim=96, windows=[0] * 4, rope_attention_factor=(
+            1 + np.log(32) / np.log(4096)) ** 0.5)),
+    ("StableLmForCausalLM", LAYER_NORM | dict(model_type="stablelm", hidden_dropout=0.0, partial_rotary_factor=0.25,
+     qk_layernorm=True, rope_scaling=None, rope_theta=10000, use_parallel_residual=True, use_qkv_bias=False),
+     dict(norm_place=17, qk_norm=3, biases=8, rope_dim=32)),
+    ("Qwen2ForCausalLM", RMS | dict(model_type="qwen2", max_window_layers=28, rope_theta=1e6, sliding_window=2048,
+     use_sliding_window=False), dict(biases=1, windows=[0] * 4)),
+    ("Qwen3ForCausalLM", RMS | dict(model_type="qwen3", attention_bias=False, head_dim=64, max_window_layers=28,
+     rope_scaling=None, rope_theta=1000000, sliding_window=None, use_sliding_window=False), dict(qk_norm=1)),
+    ("SmolLM3ForCausalLM", RMS | dict(
+        model_type="smollm3", attention_bias=False, layer_types=[FULL] * 4, max_window_layers=28, mlp_bias=False,
+        no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0], pretraining_tp=2, rope_scaling=None, rope_theta=5e6,
+        sliding_window=None, use_sliding_window=False), dict(rotations=[1, 1, 1, 0])),
+    ("MistralForCausalLM", RMS | dict(model_type="mistral", rope_theta=10000.0, sliding_window=2048), dict(
+        windows=[2048] * 4)),
+]
+
+
+@pytest.mark.parametrize("architecture, config, wanted", PUBLISHED, ids=lambda x: x if isinstance(x, str) else "")
+def test_published_configs(architecture, config, wanted, capsys):
+    """Taken without a word on the values that matter."""
+    _, c, stops = export.settle(config | dict(architectures=[architecture]), {})
+    h, small = export.describe(c, stops)
+    h |= dict(windows=small["layer_window"], rotations=small["layer_rope"])
+    assert {key: h.get(key) for key in wanted} == wanted and not capsys.readouterr().err
+
+
 REFUSED = [
     ("llama", dict(architectures=["Ministral3ForCausalLM"], model_type="ministral3"), "Ministral3ForCausalLM"),
     ("llama", dict(architectures=["MixtralForCausalLM"], model_type="mixtral"), "MixtralForCausalLM"),
@@ -151,16 +234,19 @@ REFUSED = [
     ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)), "dynamic"),
     ("llama", dict(rope_parameters=LLAMA3 | dict(partial_rotary_factor=0.5)), "partial_rotary_factor"),
     ("llama", dict(auto_map={"AutoModelForCausalLM": "modeling_x.OtherForCausalLM"}), "auto_map"),
-    ("mistral", dict(layer_types=[SLIDING, FULL]), "layer_types"), ("mistral", dict(attention_bias=True), "attention_bias"),
+    ("mistral", dict(layer_types=[SLIDING, FULL]), "layer_types"), ("mistral", dict(mlp_bias=True), "mlp_bias"),
     ("mistral", dict(sliding_window=0), "sliding_window 0"), ("mistral", dict(sliding_window=-4), "sliding_window -4"),
     ("ministral", dict(sliding_window=None, layer_types=[SLIDING, FULL]), "sliding_window None"),
-    ("qwen2", dict(sliding_window=16, layer_types=[SLIDING, FULL]), "sliding_window None"),  # use_sliding_window is false
-    ("qwen2", dict(layer_types=["chunked_attention", FULL]), "chunked_attention"), ("qwen2", dict(mlp_bias=True), "mlp_bias"),
-    ("qwen3", dict(attention_bias=True), "missing", "self_attn.k_proj.bias"), ("qwen3", dict(use_qk_norm=True), "use_qk_norm"),
-    ("smollm3", dict(no_rope_layers=[1]), "no_rope_layers"), ("smollm3", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
+    ("qwen2", dict(layer_types=[SLIDING, FULL]), "sliding_window None"),  # use_sliding_window is false
+    ("qwen2", dict(layer_types=["chunked_attention", FULL]), "chunked_attention"),
+    ("qwen2", dict(mlp_bias=True), "mlp_bias"), ("qwen3", dict(use_qk_norm=True), "use_qk_norm"),
+    ("qwen3", dict(attention_bias=True), "missing", "self_attn.k_proj.bias"),
+    ("smollm3", dict(no_rope_layers=[1]), "no_rope_layers"),
+    ("smollm3", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
     ("gemma", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
     ("gemma", dict(final_logit_softcapping=30.0), "final_logit_softcapping"),
-    ("gemma2", dict(hidden_activation="gelu_new"), "gelu_new"), ("gemma2", dict(final_logit_softcapping=0.0), "soft caps"),
+    ("gemma2", dict(hidden_activation="gelu_new"), "gelu_new"),
+    ("gemma2", dict(final_logit_softcapping=0.0), "soft caps"),
     ("gemma2", dict(query_pre_attn_scalar=0), "config"), ("gemma2", dict(num_attention_heads=3), "multiple"),
     ("gemma3", dict(attn_logit_softcapping=50.0), "attn_logit_softcapping"),  # transformers ignores it
     ("gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
@@ -169,8 +255,8 @@ REFUSED = [
     ("olmo3", dict(rope_parameters={FULL: dict(rope_type="dynamic", factor=2.0, rope_theta=1e4)}), "dynamic"),
     ("cohere", dict(logit_scale=None), "config"), ("cohere", dict(use_qk_norm=True), "missing", "q_norm"),
     ("cohere2", dict(use_qk_norm=True), "use_qk_norm"), ("cohere2", dict(sliding_window=None), "sliding_window None"),
-    ("granite", dict(logits_scaling=0), "config"), ("granite", dict(residual_multiplier=-1.0), "residual_scale is -1.0"),
-    ("phi3", dict(partial_rotary_factor=0.7), "11 of it rotated"), ("phi3", dict(attention_bias=True), "attention_bias"),
+    ("granite", dict(logits_scaling=0), "config"), ("granite", dict(residual_multiplier=-1.0), "residual_scale is -1"),
+    ("phi3", dict(partial_rotary_factor=0.7), "11 of it rotated"), ("phi3", dict(attention_bias=True), "attention_b"),
     ("phi3", dict(rope_parameters=YARN), "config"), ("phi3", dict(rope_parameters=LLAMA3), "config"),
     ("phi3", dict(intermediate_size=97), "gate_up_proj.weight", "(192, 64)", "(194, 64)"),
     ("stablelm", dict(partial_rotary_factor=0.35), "5 of it rotated"), ("stablelm", dict(rms_norm_eps=1e-5,
@@ -185,7 +271,8 @@ def plain(tmp_path_factory):
 
     def model(family):
         if family not in made:
-            window = dict(sliding_window=WINDOW) if "sliding_window" in models.FAMILIES[family][0].__dataclass_fields__ else {}
+            known = models.FAMILIES[family][0].__dataclass_fields__
+            window = dict(sliding_window=WINDOW) if "sliding_window" in known else {}
             window |= dict(head_dim=16) if "gemma" in family or family in ("qwen3", "ministral") else {}
             window |= dict(layer_types=[SLIDING, FULL]) if family in ("gemma3", "olmo3", "cohere2") else {}
             made[family] = models.tiny_llama(root / family, family, **window)
@@ -271,7 +358,8 @@ def test_gemma3_with_vision(measure, tmp_path, capsys):
 
 
 MODELS = {"llama": "Llama 1 to 3.2, TinyLlama, SmolLM2, Yi, DeepSeek-LLM, R1-Distill-Llama"}
-REFUSED_BY_NAME = "mixtures of experts (Mixtral, Qwen3-MoE, ...), latent attention (DeepSeek-V2 and V3), Ministral 3, others"
+REFUSED_BY_NAME = ("mixtures of experts (Mixtral, Qwen3-MoE, ...), latent attention (DeepSeek-V2 and V3), Ministral 3, "
+                   "others")
 START, END = "<!-- tests/test_families.py --readme writes this table -->\n", "<!-- end of the table -->"
 
 

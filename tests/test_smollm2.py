@@ -134,8 +134,8 @@ def test_sharded_over_three_processes(model, tmp_path):
     """Written back as a Hugging Face folder, split by PyTorch over as many processes as there are key/value heads."""
     import export
     export.to_hugging_face(tmp_path / "hf", model, None)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", ROOT / "tests/tensor_parallel.py"]
-    done = subprocess.run([sys.executable, *command, tmp_path / "hf", model, "--engine", binary()], capture_output=True,
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    done = subprocess.run([sys.executable, *command, ROOT / "tests/tensor_parallel.py", tmp_path / "hf", model, "--engine", binary()], capture_output=True,
                           text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0 and done.stdout.endswith("PASS\n"), (done.stdout, done.stderr[-3000:])
     assert all(f"process {rank} of 3 holds 512 of 1536 rows" in done.stderr for rank in range(3)), done.stderr[-3000:]
