@@ -45,47 +45,83 @@ FORMATS = {"magic": "S8", "tokenizer_hash": "<u8"}
 HEADER = np.dtype(dict(names=[*SLOTS], offsets=[8 * slot for slot in SLOTS.values()], itemsize=HEADER_SIZE, formats=[
     FORMATS.get(name, "<i8" if slot < SLOTS["rms_norm_eps"] else "<f8") for name, slot in SLOTS.items()]))
 
-# The tensors in the file's order: name, bit of `biases` (- always), shape (d dim, h hidden_dim, q and k rows of the
-# query and key/value heads, v vocab_size), names in Hugging Face's files, in GGUF, in Meta's and llama2.c's.
+# The tensors in the file's order: name, when it is there (- always, else bits of header fields), shape (d dim, h
+# hidden_dim, q and k rows of the query and key/value heads, v vocab_size, qn and kn of their norms), names in Hugging
+# Face's files, in GGUF, in Meta's and llama2.c's.
 HUGGING_FACE, GGUF, META = 3, 4, 5
 PREFIX = {HUGGING_FACE: "model.layers.{}.", GGUF: "blk.{}.", META: "layers.{}."}
 TENSORS = {line.split()[0]: line.split() for line in """
-eos_ids          -  n_eos
-layer_window     -  n_layers
-layer_rope       -  n_layers
-rope_freq        -  n_rope_tables,pairs
-token_embedding  -  v,d           model.embed_tokens        token_embd   tok_embeddings
-attention_norm   -  d             input_layernorm           attn_norm    attention_norm
-wq               -  q,d           self_attn.q_proj          attn_q       attention.wq
-wk               -  k,d           self_attn.k_proj          attn_k       attention.wk
-wv               -  k,d           self_attn.v_proj          attn_v       attention.wv
-bq               1  q             self_attn.q_proj          attn_q       attention.wq
-bk               1  k             self_attn.k_proj          attn_k       attention.wk
-bv               1  k             self_attn.v_proj          attn_v       attention.wv
-wo               -  d,q           self_attn.o_proj          attn_output  attention.wo
-bo               2  d             self_attn.o_proj          attn_output  attention.wo
-ffn_norm         -  d             post_attention_layernorm  ffn_norm     ffn_norm
-w1               -  h,d           mlp.gate_proj             ffn_gate     feed_forward.w1
-w3               -  h,d           mlp.up_proj               ffn_up       feed_forward.w3
-w2               -  d,h           mlp.down_proj             ffn_down     feed_forward.w2
-b1               4  h             mlp.gate_proj             ffn_gate     feed_forward.w1
-b3               4  h             mlp.up_proj               ffn_up       feed_forward.w3
-b2               4  d             mlp.down_proj             ffn_down     feed_forward.w2
-final_norm       -  d             model.norm                output_norm  norm
-classifier       -  v,d           lm_head                   output       output
+eos_ids                   -                      n_eos
+layer_window              -                      n_layers
+layer_rope                -                      n_layers
+rope_freq                 -                      n_rope_tables,pairs
+token_embedding           -                      v,d  model.embed_tokens          token_embd   tok_embeddings
+attention_norm            norm_place:1           d    input_layernorm             attn_norm    attention_norm
+attention_norm_bias       norm_place:1,biases:8  d    input_layernorm
+wq                        -                      q,d  self_attn.q_proj            attn_q       attention.wq
+wk                        -                      k,d  self_attn.k_proj            attn_k       attention.wk
+wv                        -                      k,d  self_attn.v_proj            attn_v       attention.wv
+bq                        biases:1               q    self_attn.q_proj            attn_q       attention.wq
+bk                        biases:1               k    self_attn.k_proj            attn_k       attention.wk
+bv                        biases:1               k    self_attn.v_proj            attn_v       attention.wv
+q_norm                    qk_norm:3              qn   self_attn.q_norm            attn_q_norm
+k_norm                    qk_norm:3              kn   self_attn.k_norm            attn_k_norm
+wo                        -                      d,q  self_attn.o_proj            attn_output  attention.wo
+bo                        biases:2               d    self_attn.o_proj            attn_output  attention.wo
+attention_post_norm       norm_place:2           d    post_attention_layernorm
+ffn_norm                  norm_place:4           d    post_attention_layernorm    ffn_norm     ffn_norm
+ffn_norm_bias             norm_place:4,biases:8  d    post_attention_layernorm
+w1                        -                      h,d  mlp.gate_proj               ffn_gate     feed_forward.w1
+w3                        -                      h,d  mlp.up_proj                 ffn_up       feed_forward.w3
+w2                        -                      d,h  mlp.down_proj               ffn_down     feed_forward.w2
+b1                        biases:4               h    mlp.gate_proj               ffn_gate     feed_forward.w1
+b3                        biases:4               h    mlp.up_proj                 ffn_up       feed_forward.w3
+b2                        biases:4               d    mlp.down_proj               ffn_down     feed_forward.w2
+ffn_post_norm             norm_place:8           d    post_feedforward_layernorm
+final_norm                -                      d    model.norm                  output_norm  norm
+final_norm_bias           biases:8               d    model.norm
+classifier                untied:1               v,d  lm_head                     output       output
 """.strip().splitlines()}
 TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs")  # buffers in older files
+FUSED = dict(wq="self_attn.qkv_proj", wk="self_attn.qkv_proj", wv="self_attn.qkv_proj", w1="mlp.gate_up_proj",
+             w3="mlp.gate_up_proj")  # in Phi3's files
 
-# config.json: architectures; keys with few values that run.c follows; keys that are read or harmless; words by which an
-# unknown key may change the maths.
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2"}
-FIXED = dict(hidden_act=("silu",), pretraining_tp=(1, None), is_causal=(True, None), auto_map=(None,))
-READ = re.compile(r"(attention|mlp)_bias|rms_norm_eps|rope_theta|rope_scaling|rope_parameters|num_attention_heads|"
-                  r"(use_)?sliding_window|max_window_layers|.*(drop|flash|_implementation|initializer).*")
+# The families: model_type, the keys of config.json that transformers follows here and not in every family, and the
+# header fields that differ from Llama's. A key of another family is refused: transformers would ignore it.
+WINDOW = " sliding_window layer_types sliding_window_pattern _sliding_window_pattern "
+QWEN = WINDOW + "use_sliding_window"
+GEMMA = "attention_bias query_pre_attn_scalar final_logit_softcapping hidden_activation"
+COHERE, OLMO = dict(norm_kind=1, norm_place=1 | 16, rope_pairs=1), dict(norm_place=2 | 8, qk_norm=2)
+FAMILIES = {
+    "LlamaForCausalLM": ("llama", "attention_bias mlp_bias", {}),
+    "MistralForCausalLM": ("mistral", "sliding_window", {}),
+    "MinistralForCausalLM": ("ministral", WINDOW, {}),
+    "Qwen2ForCausalLM": ("qwen2", QWEN, dict(biases=1)),
+    "Qwen3ForCausalLM": ("qwen3", "attention_bias" + QWEN, dict(qk_norm=1)),
+    "SmolLM3ForCausalLM": ("smollm3", "attention_bias mlp_bias no_rope_layers no_rope_layer_interval" + QWEN, {}),
+    "GemmaForCausalLM": ("gemma", "attention_bias", dict(norm_weight_add=1)),
+    "Gemma2ForCausalLM": ("gemma2", GEMMA + WINDOW + "attn_logit_softcapping", dict(norm_weight_add=1, norm_place=15)),
+    "Gemma3ForCausalLM": ("gemma3_text", GEMMA + WINDOW + "rope_local_base_freq",
+                          dict(norm_weight_add=1, norm_place=15, qk_norm=1)),
+    "Olmo2ForCausalLM": ("olmo2", "attention_bias", OLMO),
+    "Olmo3ForCausalLM": ("olmo3", "attention_bias" + WINDOW, OLMO),
+    "CohereForCausalLM": ("cohere", "attention_bias layer_norm_eps logit_scale use_qk_norm", COHERE),
+    "Cohere2ForCausalLM": ("cohere2", "attention_bias layer_norm_eps logit_scale use_parallel_block" + WINDOW, COHERE),
+    "GraniteForCausalLM": ("granite", "attention_bias mlp_bias attention_multiplier embedding_multiplier "
+                           "residual_multiplier logits_scaling", {}),
+    "Phi3ForCausalLM": ("phi3", "sliding_window partial_rotary_factor original_max_position_embeddings", {}),
+    "StableLmForCausalLM": ("stablelm", "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual "
+                            "partial_rotary_factor", dict(norm_kind=1, biases=8))}
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "sigmoid")
+# Keys that are followed in every family or without effect, and words by which another key may change the maths.
+READ = re.compile(r"rms_norm_eps|rope_(theta|scaling|parameters)|num_attention_heads|pretraining_tp|max_window_layers|"
+                  r".*(drop|flash|_implementation|initializer).*")
 SUSPECT = re.compile(r".*(scal|multipl|cap|norm|attn|attention|window|expert|moe|rope|rotary|clip|bias|alibi|residual|"
                      r"parallel|lora|quant|spars|prun|per_layer|directional|logit).*")
 ROPE_KEYS = {"default": set(), "linear": {"factor"},
              "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+             "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor",
+                          "long_factor"},
              "yarn": {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
                       "mscale", "mscale_all_dim", "truncate", "finetuned"}}
 LLAMA3 = dict(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
@@ -153,7 +189,7 @@ def replacing(path):
 
 # ---- From config.json to the header ----
 
-def rope_parameters(config):
+def rope_parameters(config, reads):
     """{"rope_type", "rope_theta", ...}: one form of transformers 4's spelling (rope_theta, rope_scaling) and of 5's."""
     rope, top = {}, {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     for given in (config.get("rope_parameters"), config.get("rope_scaling"), top):
@@ -161,99 +197,156 @@ def rope_parameters(config):
             key = "rope_type" if key == "type" else key
             if value is not None and rope.setdefault(key, value) != value:
                 fail(f"config: {key} is given as {rope[key]} and as {value} (keep the right one)")
-    if rope.get("partial_rotary_factor") == 1:
-        del rope["partial_rotary_factor"]
-    kind = rope.setdefault("rope_type", "default")
-    if kind not in ROPE_KEYS:
-        fail(f"config: rope type {kind!r} is not supported ({', '.join(ROPE_KEYS)} are)")
-    if unknown := rope.keys() - ROPE_KEYS[kind] - {"rope_type", "rope_theta"}:
-        fail(f"config: {listing(unknown)} of rope type {kind!r}: run.c has no such variant")
     if "rope_theta" not in rope:
-        note("config has no rope_theta: 10000 is taken")
-    return rope | {"rope_theta": float(rope.get("rope_theta", 10000))}
+        note("config has no rope_theta: transformers' default is taken")
+    if rope.get("partial_rotary_factor") == 1 and "partial_rotary_factor" not in reads:
+        del rope["partial_rotary_factor"]
+    return {"rope_type": "default"} | rope
 
 
-def rope_table(config):
-    """Inverse frequencies (head_dim/2) and the factor of cosine and sine, by transformers' own functions."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-    module = LlamaRotaryEmbedding(config)
-    table, factor = module.inv_freq.numpy(), float(module.attention_scaling)
-    good = all(0 < value < math.inf for value in [*table, factor])
-    return (table, factor) if good else fail(f"config: {config.rope_parameters} gives frequencies of 0 or infinity")
+def rope_tables(c):
+    """By transformers' own functions, for all layers, or one for global and one for local ones: {kind of layers:
+    (inverse frequencies (rope_dim/2), factor of cosine and sine)}"""
+    import transformers
+    module = vars(sys.modules[getattr(transformers, c.architectures[0]).__module__])
+    rotary = next(module[name] for name in module if name.endswith("RotaryEmbedding"))(c)
+    kinds = [kind for kind in ("full_attention_", "sliding_attention_") if hasattr(rotary, kind + "inv_freq")] or [""]
+    tables = {kind.removesuffix("_"): (getattr(rotary, kind + "inv_freq").numpy(),
+                                       float(getattr(rotary, kind + "attention_scaling"))) for kind in kinds}
+    if not all(0 < value < math.inf for table, factor in tables.values() for value in [*table, factor]):
+        fail(f"config: {c.rope_parameters} gives frequencies of 0 or infinity")
+    return tables
 
 
 def check_keys(config):
-    """Refuses values that change the maths in a way that run.c does not follow, or that may. -> model_type"""
+    """Refuses values that change the maths in a way that run.c does not follow, or that may. -> architecture"""
     names, kind = config.get("architectures"), config.get("model_type")
-    names = names or [name for name in ARCHITECTURES if ARCHITECTURES[name] == kind]
-    if len(names) != 1 or names[0] not in ARCHITECTURES or kind not in (None, ARCHITECTURES[names[0]]):
-        fail(f"architecture {listing(names)} of model_type {kind} is not supported ({', '.join(ARCHITECTURES)} are)")
+    names = names or [name for name in FAMILIES if FAMILIES[name][0] == kind]
+    if len(names) != 1 or names[0] not in FAMILIES or kind not in (None, FAMILIES[names[0]][0]):
+        fail(f"architecture {listing(names)} of model_type {kind} is not supported ({', '.join(FAMILIES)} are)")
+    reads = FAMILIES[names[0]][1].split()
     for key, value in config.items():
         neutral = value in (None, "", [], {}) or value is False or type(value) is not bool and value in (0, 1)
-        unknown = SUSPECT.fullmatch(key) and not READ.fullmatch(key) and not neutral
-        if value not in FIXED[key] if key in FIXED else unknown:
+        refused = SUSPECT.fullmatch(key) and key not in reads and not READ.fullmatch(key) and not neutral
+        if key == "layer_types" and key not in reads:
+            refused = {*(value or ())} - {"full_attention"}
+        if key == "auto_map" and value:  # code beside the model: transformers leaves it alone where it knows the name
+            refused = not str(value.get("AutoModelForCausalLM")).endswith("." + names[0])
+        if refused or key == "is_causal" and value is False:
             fail(f"config: {key} is {value!r}: run.c has no such variant")
-    return ARCHITECTURES[names[0]]
+    return names[0]
 
 
 def settle(config, generation):
     """config.json as transformers understands it. -> (config as a dict, as transformers' object, end-of-text ids)"""
     import transformers
     transformers.utils.logging.set_verbosity_error()
-    kind, rope = check_keys(config), rope_parameters(config)
-    settled = {key: value for key, value in config.items()
-               if key not in ("rope_theta", "rope_scaling", "partial_rotary_factor")} | {"rope_parameters": rope}
+    architecture = check_keys(config)
+    kind, reads, _ = FAMILIES[architecture]
     for key in ("num_hidden_layers", "head_dim", "hidden_size"):  # transformers makes lists and tables of such lengths
         if type(value := config.get(key)) is int and value > 1 << 20:
             fail(f"config: {key} is {value} (at most {1 << 20} is expected)")
-    c = transformers.CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(settled)))
+    by_kind = kind in ("gemma3_text", "olmo3")  # rope_parameters for each kind of layers
+    settled = {key: value for key, value in config.items() if key not in (
+        "rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")}
+    given = config if by_kind else settled | {"rope_parameters": rope_parameters(config, reads)}
+    c = transformers.CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(given)) | {"architectures": [architecture]})
+    ropes = c.rope_parameters if by_kind else {"full_attention": c.rope_parameters}
+    if unknown := ropes.keys() - {"full_attention", "sliding_attention"}:
+        fail(f"config: {listing(unknown)} of rope_parameters, which {architecture} has for each kind of layers")
+    for rope in ropes.values():
+        known = {"type", "rope_type", "rope_theta"} | ({*reads.split()} & {"partial_rotary_factor"})
+        if rope["rope_type"] not in ROPE_KEYS:
+            fail(f"config: rope type {rope['rope_type']!r} is not supported ({', '.join(ROPE_KEYS)} are)")
+        if unknown := rope.keys() - ROPE_KEYS[rope["rope_type"]] - known:
+            fail(f"config: {listing(unknown)} of rope type {rope['rope_type']!r}: run.c has no such variant")
+        rope["rope_theta"] = float(rope["rope_theta"])
     for key in ("tie_word_embeddings", "rms_norm_eps", "max_position_embeddings"):
-        if key not in config:
+        if key not in config and hasattr(c, key):
             note(f"config has no {key}: transformers' default for {kind} is taken, {getattr(c, key)}")
     stops = []
     default = None if "eos_token_id" in generation else c.eos_token_id
     for ids in (generation.get("eos_token_id"), config.get("eos_token_id", default)):
         stops += [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None and i not in stops]
-    return settled, c, stops
+    return settled | {"rope_parameters": c.rope_parameters}, c, stops
+
+
+def describe_layers(c, get, tables):
+    """What each layer sees (0: all), and the table that it rotates by, from 1 (0: none)."""
+    window, names = get("sliding_window", None), [*tables]
+    kinds = get("layer_types", ["full_attention" if window is None else "sliding_attention"] * c.num_hidden_layers)
+    local = [kind == "sliding_attention" for kind in kinds]
+    if {*kinds} - {"full_attention", "sliding_attention"} or any(local) and not (type(window) is int and window > 0):
+        fail(f"config: layer_types {listing({*kinds})} with sliding_window {window}: run.c has no such variant")
+    rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * len(kinds))
+    if len(rotated) < len(kinds):
+        fail(f"config: no_rope_layers {rotated} for {len(kinds)} layers")
+    return ([window if here and window < c.max_position_embeddings else 0 for here in local],
+            [1 + (kind in names and names.index(kind)) if here else 0 for kind, here in zip(kinds, rotated)])
 
 
 def describe(c, stops):
-    """The header (see HEADER) of a config object, without what depends on the tensors, and its rope table."""
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    biases = {"qwen2": 1, "llama": 3 * getattr(c, "attention_bias", 0) + 4 * getattr(c, "mlp_bias", 0)}
-    bos, window = c.bos_token_id, getattr(c, "sliding_window", None)
-    table, factor = rope_table(c)
-    h = dict(
+    """The header (see HEADER) of a config object, without what depends on the tensors, and the small tensors."""
+    _, reads, fields = FAMILIES[c.architectures[0]]
+    get = lambda key, default=0: getattr(c, key) if key in reads.split() else default
+    head_dim, bos = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads, c.bos_token_id
+    activation, caps = get("hidden_activation", getattr(c, "hidden_act", None)), [
+        get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
+    if activation not in ACTIVATIONS or 0 in caps:
+        fail(f"config: hidden_act {activation} ({', '.join(ACTIVATIONS)} are supported), soft caps {caps}")
+    tables = rope_tables(c)
+    windows, rotations = describe_layers(c, get, tables)
+    ropes = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables]
+    inverse_frequencies, factors = zip(*tables.values())
+    scale = c.hidden_size ** 0.5 if "gemma" in c.model_type else 1  # of the embedding, in float32
+    rotates = int(head_dim * ropes[0].get("partial_rotary_factor", 1))
+    h = dict(norm_place=1 | 4, qk_norm=0, biases=0) | fields
+    h["biases"] |= 3 * get("attention_bias") | 4 * get("mlp_bias") | get("use_qkv_bias")
+    h["norm_place"] = 1 | 16 if get("use_parallel_residual") else h["norm_place"]
+    h["qk_norm"] = 3 if get("use_qk_norm") or get("qk_layernorm") else h["qk_norm"]
+    h |= dict(
         magic=MAGIC, version=1, dim=c.hidden_size, hidden_dim=c.intermediate_size, n_layers=c.num_hidden_layers,
         n_heads=c.num_attention_heads, n_kv_heads=c.num_key_value_heads, head_dim=head_dim, vocab_size=c.vocab_size,
-        seq_len=c.max_position_embeddings, norm_place=1 | 4, biases=biases.get(c.model_type, 0), rope_dim=head_dim,
-        n_rope_tables=1, bos_id=-1 if bos is None else bos, n_eos=len(stops), rms_norm_eps=c.rms_norm_eps,
-        rope_theta=c.rope_parameters["rope_theta"], rope_attention_factor=factor, rope_attention_factor_local=1,
-        attention_scale=head_dim ** -0.5, embedding_scale=1, residual_scale=1, logit_scale=1)
-    for key in ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "seq_len"):
-        if type(h[key]) is not int or not 0 < h[key] < 2 ** 31:
-            fail(f"config: {key} is {h[key]!r} (a positive integer is expected)")
-    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not 0 <= c.rms_norm_eps <= 1:
-        fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, rms_norm_eps "
-             f"{c.rms_norm_eps} (a multiple, an even number and 0 to 1 are expected)")
-    if window is not None and window < h["seq_len"] or set(getattr(c, "layer_types", None) or ()) - {"full_attention"}:
-        fail(f"config: sliding_window {window} of {h['seq_len']} positions, or layer_types (full attention only)")
+        seq_len=min([c.max_position_embeddings, *(rope["original_max_position_embeddings"] for rope in ropes
+                                                  if rope["rope_type"] == "longrope")]),
+        activation=ACTIVATIONS.index(activation), rope_dim=2 * len(inverse_frequencies[0]), n_rope_tables=len(tables),
+        bos_id=-1 if bos is None else bos, n_eos=len(stops), rms_norm_eps=get("layer_norm_eps") or c.rms_norm_eps,
+        rope_theta=ropes[0]["rope_theta"], rope_theta_local=ropes[1]["rope_theta"] if len(ropes) > 1 else 0,
+        rope_attention_factor=factors[0], rope_attention_factor_local=factors[1] if len(ropes) > 1 else 1,
+        attention_scale=get("attention_multiplier", get("query_pre_attn_scalar", head_dim) ** -0.5),
+        embedding_scale=get("embedding_multiplier", float(np.float32(scale))),
+        residual_scale=get("residual_multiplier", 1), logit_scale=get("logit_scale", 1) / get("logits_scaling", 1),
+        attention_softcap=caps[0] or 0, logit_softcap=caps[1] or 0)
+    for keys, low, high in (("dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len", 1, 2 ** 31 - 1),
+                            ("attention_scale embedding_scale residual_scale logit_scale", 1e-9, 1e9),
+                            ("attention_softcap logit_softcap", 0, 1e9), ("rms_norm_eps", 0, 1)):
+        for key in keys.split():
+            if not low <= h[key] <= high or type(low) is int and low and type(h[key]) is not int:
+                fail(f"config: {key} is {h[key]!r} ({low} to {high} is expected)")
+    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not head_dim >= rotates == h["rope_dim"]:
+        fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, {rotates} of it "
+             "rotated (a multiple and even numbers are expected)")
     if bad := [i for i in [*stops, *([] if bos is None else [bos])] if type(i) is not int or not 0 <= i < c.vocab_size]:
         fail(f"bos or eos {listing(bad)} is outside the vocabulary of {c.vocab_size}")
-    return (h, table) if len(stops) <= 16 else fail(f"{len(stops)} end-of-text ids: {listing(stops)} (at most 16)")
+    if len(stops) > 16:
+        fail(f"{len(stops)} end-of-text ids: {listing(stops)} (at most 16)")
+    return h, dict(eos_ids=stops, layer_window=windows, layer_rope=rotations,
+                   rope_freq=np.stack(inverse_frequencies))
 
 
 # ---- The checkpoint ----
 
 def layout(h):
     """(name, layer or None, shape, type, offset) of each tensor, then of the config; all on multiples of 64 bytes."""
-    sizes = h | dict(pairs=h["rope_dim"] // 2, d=h["dim"], h=h["hidden_dim"], v=h["vocab_size"],
+    sizes = h | dict(pairs=h["rope_dim"] // 2, d=h["dim"], h=h["hidden_dim"], v=h["vocab_size"], untied=1 - h["tied"],
                      q=h["n_heads"] * h["head_dim"], k=h["n_kv_heads"] * h["head_dim"])
-    names, end = list(TENSORS), HEADER_SIZE
-    order = [(name, None) for name in names[:5]] + [(name, i) for i in range(h["n_layers"]) for name in names[5:-2]]
-    for name, layer in order + [(name, None) for name in names[-2:len(names) - h["tied"]]]:
-        bit, shape = TENSORS[name][1:3]
-        if bit == "-" or h["biases"] & int(bit):
+    q_norm = ["", "head_dim", "q", "n_heads,head_dim"][h["qk_norm"]]
+    names, last, end = [*TENSORS], [*TENSORS].index("final_norm"), HEADER_SIZE
+    order = [(name, None) for name in names[:5]] + [(name, i) for i in range(h["n_layers"]) for name in names[5:last]]
+    for name, layer in order + [(name, None) for name in names[last:]]:
+        conditions, shape = TENSORS[name][1:3]
+        shape = dict(qn=q_norm, kn=q_norm.replace("q", "k").replace("n_", "n_kv_")).get(shape, shape)
+        if conditions == "-" or all(sizes[field] & int(bits) for field, bits in re.findall(r"(\w+):(\d+)", conditions)):
             offset, shape = -(-end // ALIGNMENT) * ALIGNMENT, tuple(sizes[key] for key in shape.split(","))
             yield name, layer, shape, "<i4" if name in names[:3] else "<f4", offset
             end = offset + 4 * math.prod(shape)
@@ -275,7 +368,21 @@ class Source:
 
 def tensor_name(column, name, layer=None):
     prefix = "" if layer is None else PREFIX[column].format(layer)
-    return prefix + TENSORS[name][column] + (".bias" if TENSORS[name][1] != "-" else ".weight")
+    return prefix + TENSORS[name][column] + (".bias" if "biases" in TENSORS[name][1] else ".weight")
+
+
+def places(column, kind, name, layer, shape, h):
+    """Where a tensor lies in the source: (name there, first row, shape) of each part. Phi3 has several in one, StableLM
+    a norm for each head, and where norms come after the sublayers, too, the one before the FFN is called otherwise."""
+    whole, q = tensor_name(column, name, layer), h["n_heads"] * h["head_dim"]
+    if kind == "stablelm" and name in ("q_norm", "k_norm"):
+        return [(whole.replace("_norm.", f"_layernorm.norms.{i}."), 0, shape[1:]) for i in range(shape[0])]
+    if kind == "phi3" and name in FUSED:
+        first = dict(wk=q, wv=q + h["n_kv_heads"] * h["head_dim"], w3=h["hidden_dim"]).get(name, 0)
+        return [(whole.replace(TENSORS[name][column], FUSED[name]), first, shape)]
+    if name == "ffn_norm" and h["norm_place"] & 2:
+        whole = whole.replace("post_attention", "pre_feedforward")
+    return [(whole, 0, shape)]
 
 
 def to_halves(rows, n_heads):
@@ -295,10 +402,10 @@ def settle_tie(source, tied):
     return tied
 
 
-def check_tensors(source, header):
+def check_tensors(source, kind, h):
     """Every tensor is there and has its shape, and none is left over."""
-    wanted = {tensor_name(source.column, name, layer): shape for name, layer, shape, *_ in layout(header)
-              if len(TENSORS[name]) > 3}
+    wanted = {part: (first + rows, *columns) for name, layer, shape, *_ in layout(h) if len(TENSORS[name]) > 3
+              for part, first, (rows, *columns) in places(source.column, kind, name, layer, shape, h)}
     if missing := wanted.keys() - source.shapes.keys():
         fail(f"missing tensors: {listing(missing)}")
     if extra := {name for name in source.shapes.keys() - wanted.keys() if not TOLERATED.fullmatch(name)}:
@@ -313,22 +420,26 @@ def write_model(source, path, fingerprint):
     from tqdm import tqdm
     with reading("config"):
         config, c, stops = settle(source.config, source.generation)
-        h, table = describe(c, stops)
+        h, small = describe(c, stops)
+    if h["seq_len"] < c.max_position_embeddings:
+        note(f"longrope: the short table is taken, and a context of {h['seq_len']} for {c.max_position_embeddings}")
+    if source.factors is not None:
+        small["rope_freq"] = small["rope_freq"] / source.factors
     config |= dict(tie_word_embeddings=settle_tie(source, c.tie_word_embeddings))
     blob = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     h = dict.fromkeys(SLOTS, 0) | h | dict(tied=int(config["tie_word_embeddings"]), tokenizer_hash=fingerprint)
-    check_tensors(source, h)
-    h["config_size"] = len(blob)
-    small = dict(eos_ids=stops, layer_window=[0] * h["n_layers"], layer_rope=[1] * h["n_layers"],
-                 rope_freq=table if source.factors is None else table / source.factors, config_json=[*blob])
+    check_tensors(source, c.model_type, h)
+    h["config_size"], small["config_json"] = len(blob), [*blob]
     heads = dict(wq=h["n_heads"], bq=h["n_heads"], wk=h["n_kv_heads"], bk=h["n_kv_heads"])
     with open(path, "xb") as file:
         header = np.zeros(1, HEADER)  # the slots between and after the fields are zeros
-        header[0] = tuple(h.values())
+        header[0] = tuple(h[name] for name in SLOTS)
         file.write(header.tobytes())
         for name, layer, shape, kind, offset in tqdm(list(layout(h)), unit=" tensors", disable=None):
             with reading(name):
-                array = small[name] if name in small else source.read(tensor_name(source.column, name, layer))
+                parts = [] if name in small else places(source.column, c.model_type, name, layer, shape, h)
+                arrays = [source.read(part)[first:first + rows] for part, first, (rows, *_) in parts]
+                array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0] if arrays else small[name]
             if source.adjacent and name in heads:
                 array = to_halves(array, heads[name])
             array = np.ascontiguousarray(array, kind).reshape(shape)
@@ -336,7 +447,7 @@ def write_model(source, path, fingerprint):
                 note(f"{tensor_name(source.column, name, layer)} holds NaN or infinity")
             file.write(bytes(offset - file.tell()))
             file.write(array.data)
-            del array  # else it would live on while the next one is read
+            del array, arrays  # else they would live on while the next one is read
 
 
 # ---- Sources ----
@@ -362,16 +473,23 @@ def open_hugging_face(folder):
         for name in handle.keys():
             if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in handles:
                 fail(f"{name} is of type {kind}, or in two files (F32, BF16 and F16, once, are supported)")
-            handles[name], shapes[name] = handle, tuple(handle.get_slice(name).get_shape())
+            handles[name], shapes[name] = (handle, name), tuple(handle.get_slice(name).get_shape())
     if lost := indexed.keys() - handles.keys():
         fail(f"missing tensors: {listing(lost)} (named by {index.name})")
-    generation = folder / "generation_config.json"
-    return Source(read_json(folder / "config.json"), read_json(generation) if generation.exists() else {}, shapes,
-                  lambda name: handles[name].get_tensor(name).float().numpy(), HUGGING_FACE)
+    generation, config = folder / "generation_config.json", read_json(folder / "config.json")
+    if config.get("architectures") == ["Gemma3ForConditionalGeneration"]:
+        note("of Gemma3ForConditionalGeneration, the text part is exported")
+        common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
+        config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
+                      tie_word_embeddings=config.get("tie_word_embeddings", True))
+        handles, shapes = ({name.replace("language_model.", ""): value for name, value in table.items() if not re.search(
+            r"vision_tower\.|multi_modal_projector\.", name)} for table in (handles, shapes))
+    return Source(config, read_json(generation) if generation.exists() else {}, shapes,
+                  lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
 
 
 def open_gguf(path):
-    """A GGUF of the architecture llama (q and k in adjacent pairs) or qwen2, of any type that gguf dequantizes."""
+    """A GGUF of the architecture llama (q and k in adjacent pairs), qwen2 or qwen3; any type that gguf dequantizes."""
     import gguf
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()
@@ -379,9 +497,9 @@ def open_gguf(path):
     fields = {key: float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-5, not 9.99999975e-06
               for key, value in fields.items()}
     arch, parts = fields.get("general.architecture"), fields.get("split.count", 1)
-    if arch not in ("llama", "qwen2") or parts > 1 or reader.byte_order != "I":
-        fail(f"{path}: GGUF architecture {arch!r}, {parts} parts, byte order {reader.byte_order} (llama and qwen2, "
-             "merged, little-endian, are supported)")
+    if arch not in ("llama", "qwen2", "qwen3") or parts > 1 or reader.byte_order != "I":
+        fail(f"{path}: GGUF architecture {arch!r}, {parts} parts, byte order {reader.byte_order} (llama, qwen2 "
+             "and qwen3, merged, little-endian, are supported)")
     weights = {tensor.name: tensor for tensor in reader.tensors}
     shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in weights.items()}
 
@@ -425,7 +543,7 @@ def open_gguf(path):
 
 def synthesize(kind, **values):
     """A config.json for a source without one."""
-    name = next(name for name in ARCHITECTURES if ARCHITECTURES[name] == kind)
+    name = next(name for name in FAMILIES if FAMILIES[name][0] == kind)
     stops = [i for i in values.pop("eos_token_id") if i is not None]
     return dict(architectures=[name], model_type=kind, dtype="float32", hidden_act="silu", **values,
                 eos_token_id=stops[0] if len(stops) == 1 else stops or None)
@@ -434,8 +552,9 @@ def synthesize(kind, **values):
 def gguf_factors(rope, head_dim, factor):
     """What Llama 3's scaling divides the frequencies by (head_dim/2): the form it has in a GGUF."""
     from transformers import LlamaConfig
-    plain, scaled = (rope_table(LlamaConfig(head_dim=head_dim, rope_parameters=parameters))[0] for parameters in (
-        rope | dict(rope_type="default"), rope | LLAMA3 | dict(factor=float(factor))))
+    plain, scaled = (rope_tables(LlamaConfig(head_dim=head_dim, rope_parameters=parameters, architectures=[
+        "LlamaForCausalLM"]))[""][0] for parameters in (
+            rope | dict(rope_type="default"), rope | LLAMA3 | dict(factor=float(factor))))
     return plain / scaled
 
 
@@ -1359,11 +1478,18 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{path} carries no config.json (export it again)")
     stops = arrays["eos_ids", None].tolist()
     config, c, _ = settle(json.loads(arrays["config_json", None].tobytes()), {})
-    wanted, table = describe(c, stops)
+    wanted, small = describe(c, stops)
     if differing := [key for key in wanted if h[key] != wanted[key]]:
         fail(f"{path}: its config.json says otherwise about {listing(differing)}")
-    if not np.array_equal(table, arrays["rope_freq", None][0]):
-        fail(f"{path}: its frequencies are not those of its config.json (transformers could not load them)")
+    if differing := [name for name in small if not np.array_equal(small[name], arrays[name, None])]:
+        fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
+             "could not load them)")
+    tensors = {}
+    for (name, layer), array in arrays.items():
+        known = len(TENSORS.get(name, ())) > 3
+        parts = places(HUGGING_FACE, c.model_type, name, layer, array.shape, h) if known else []
+        for i, (part, *_) in enumerate(parts):
+            tensors.setdefault(part, []).append(torch.from_numpy(array if len(parts) == 1 else array[i]))
     origin = tokenizer and find_source(tokenizer)
     files = [file for name in TOKENIZER_FILES if origin and (file := origin / name).exists()]
     if tokenizer and not files:
@@ -1372,13 +1498,16 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{folder} is not empty (give a new one)")
     with replacing(folder) as temporary:
         temporary.mkdir()
-        huggingface_hub.save_torch_state_dict(
-            {tensor_name(HUGGING_FACE, *key): torch.from_numpy(array) for key, array in arrays.items()
-             if len(TENSORS.get(key[0], ())) > 3}, temporary, max_shard_size=MAX_SHARD)
-        rope = config["rope_parameters"]  # in both spellings: for transformers 4, and what builds on it, too
-        config.pop("torch_dtype", None)
-        config |= dict(dtype="float32", rope_theta=rope["rope_theta"])
+        huggingface_hub.save_torch_state_dict({name: parts[0] if len(parts) == 1 else torch.cat(parts)
+                                               for name, parts in tensors.items()}, temporary, max_shard_size=MAX_SHARD)
+        ropes = config["rope_parameters"]  # in both spellings: for transformers 4, and what builds on it, too
+        rope = ropes.get("full_attention", ropes)
+        config |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         config |= {} if rope["rope_type"] == "default" else dict(rope_scaling=rope)
+        if c.model_type == "gemma3_text":
+            config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        config.pop("torch_dtype", None)
+        config["dtype"] = "float32"
         generation = dict(bos_token_id=config.get("bos_token_id"), eos_token_id=stops)
         for name, value in (("config.json", config), ("generation_config.json", generation)):
             (temporary / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -189,24 +189,25 @@ INLINE float fast_exp(float x) {
     COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX) \
     COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) /* longest context */                                     \
     COUNT(tied, 0, 1)           /* 1: the classifier is the token embedding */                                         \
-    COUNT(activation, 0, 0)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
-    COUNT(norm_kind, 0, 0)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
-    COUNT(norm_place, 5, 5)     /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */      \
-    COUNT(qk_norm, 0, 0)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
-    COUNT(biases, 0, 7)         /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
+    COUNT(activation, 0, 4)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
+    COUNT(norm_kind, 0, 1)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
+    COUNT(norm_place, 0, 31)    /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */     \
+    COUNT(qk_norm, 0, 3)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
+    COUNT(biases, 0, 31)        /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
     COUNT(rope_dim, 2, INT_MAX) /* elements of a head that are rotated */                                              \
     COUNT(rope_pairs, 0, 1)     /* 0: element i with i + rope_dim / 2, 1: 2i with 2i + 1 */                            \
-    COUNT(n_rope_tables, 1, 1) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
+    COUNT(n_rope_tables, 1, 2) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
     COUNT(tokenizer_hash, 0, UINT64_MAX) /* fingerprint, 0: unknown */ COUNT(config_size, 0, INT_MAX) /* bytes */      \
     COUNT(n_experts, 0, 0) COUNT(n_experts_used, 0, 0) COUNT(n_shared_experts, 0, 0) COUNT(expert_dim, 0, 0)           \
     COUNT(n_dense_layers, 0, 0) COUNT(router, 0, 0) /* mixture of experts */ COUNT(q_lora_rank, 0, 0)                  \
     COUNT(kv_lora_rank, 0, 0) COUNT(nope_head_dim, 0, 0) COUNT(v_head_dim, 0, 0) /* latent attention (MLA) */          \
-    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 0) /* 1: norms multiply by 1 + weight */                         \
-    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, 0) /* bases of rope_freq's tables, for people */            \
-    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1, 1) /* of cosine and sine (YaRN) */     \
-    REAL(attention_scale, 1e-9, 1e9) /* of q . k, usually head_dim ** -0.5 */ REAL(embedding_scale, 1, 1)              \
-    REAL(residual_scale, 1, 1) REAL(logit_scale, 1, 1) REAL(attention_softcap, 0, 0) /* 0: none */                     \
-    REAL(logit_softcap, 0, 0) /* 0: none */ REAL(router_scale, 0, 0)
+    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 1) /* 1: norms multiply by 1 + weight */                         \
+    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, FLT_MAX) /* bases of rope_freq's two tables, for people */  \
+    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1e-6, 1e6) /* of cosine and sine */       \
+    REAL(attention_scale, 1e-9, 1e9) /* of q . k, usually head_dim ** -0.5 */ REAL(embedding_scale, 1e-9, 1e9)         \
+    REAL(residual_scale, 1e-9, 1e9) REAL(logit_scale, 1e-9, 1e9) /* of what a layer adds, of logits */                 \
+    REAL(attention_softcap, 0, 1e9) REAL(logit_softcap, 0, 1e9) /* c: x becomes c tanh(x / c); 0: none */              \
+    REAL(router_scale, 0, 0)
 
 // Tensors follow, row-major, each at the next multiple of 64 bytes from the start of the file, in this order. W is
 // float32 or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last is the source's
@@ -236,7 +237,7 @@ INLINE float fast_exp(float x) {
     NORM(TENSOR, final_norm, 1) TENSOR(classifier, W, !c->tied, c->vocab_size, c->dim)                                 \
     TENSOR(classifier_bias, F32, c->biases & 16, 1, c->vocab_size)
 
-enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1 };
+enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1, PARALLEL = 16 };
 static const char MAGIC[8] = {'r', 'u', 'n', '.', 'c', '\r', '\n', 0x1a};
 typedef enum { F32, I32, BF16 } Type;
 
@@ -254,7 +255,7 @@ _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_
 
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
-typedef struct { TENSORS_OF_LAYER(MEMBER) } Layer;
+typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // of layer_window and layer_rope
 typedef struct {
     Config config;
     File file;
@@ -286,6 +287,8 @@ static void check_config(const Config *c, const char *path) {
         die("%s: n_heads %zu is no multiple of n_kv_heads %zu (the file is damaged)", path, c->n_heads, c->n_kv_heads);
     if (c->rope_dim % 2 || c->rope_dim > c->head_dim)
         die("%s: rope_dim %zu is odd or above head_dim %zu (the file is damaged)", path, c->rope_dim, c->head_dim);
+    if (c->norm_place & PARALLEL && (c->norm_place & 5) != 1)
+        die("%s: norm_place %zu: in parallel, one norm comes before both (update run.c)", path, c->norm_place);
     long long bos = c->bos_id, n = (long long)c->vocab_size;
     if (bos >= n) die("%s: bos_id %lld is not in the vocabulary of %lld (the file is damaged)", path, bos, n);
 }
@@ -309,12 +312,16 @@ static void allocate_layers(Model *m) {
     m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(Tensor *)), 16), sizeof(Tensor), "the list of tensors");
 }
 
-// Dies unless the integer tables hold what is supported.
+// Dies unless the integer tables hold what is supported; the layers get theirs. A llama2.c file has no such tables.
 static void check_tables(const Model *m) {
-    const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *rope = m->layer_rope->data, *w = m->layer_window->data;
-    for (size_t l = 0; l < m->config.n_layers; l++)
-        if (w[l] < 0 || rope[l] != 1) die("%s: layer %zu has window %d and table %d, supported: 0 on and 1 (update run.c)",
-                                          m->file.path, l, w[l], rope[l]);
+    const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *w = m->layer_window ? m->layer_window->data : NULL;
+    const int32_t *rope = w ? m->layer_rope->data : NULL, n_tables = (int32_t)m->config.n_rope_tables;
+    for (size_t l = 0; l < m->config.n_layers; l++) {
+        if (w && (w[l] < 0 || rope[l] < 0 || rope[l] > n_tables))
+            die("%s: layer %zu has window %d and table %d of %d (export it again)", m->file.path, l, w[l], rope[l],
+                n_tables);
+        m->layers[l].window = w ? (size_t)w[l] : 0, m->layers[l].rope = w ? (size_t)rope[l] : 1;
+    }
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
@@ -397,7 +404,7 @@ static void load_model(Model *m, const char *path) {
     else load_llama2c(m, word[0] == LLAMA2C_MAGIC);
     if (m->taken != m->file.size)
         die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, m->file.size, m->taken);
-    if (m->layer_window) check_tables(m);
+    check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
 }
 
@@ -449,19 +456,13 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
 }
 
 // The same for any T up to 6, and 8 rows for one token: so many streams read memory faster than 4.
-__attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
-                  size_t step, Type type, size_t n, size_t T) {
+__attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
+                                            const void *w, size_t row, size_t step, Type type, size_t n, size_t T) {
 #define TILE(T, R)                                                                                                     \
-    if (type == F32) tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R);                             \
-    else tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R)
-    switch (T) {
-    case 1: TILE(1, 8); break;
-    case 2: TILE(2, 4); break;
-    case 3: TILE(3, 4); break;
-    case 4: TILE(4, 4); break;
-    case 5: TILE(5, 4); break;
-    default: TILE(6, 4);
-    }
+    case T: if (type == F32) tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R);                     \
+            else tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R);                                \
+            break;
+    switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
 }
 
 enum { PANEL = 32, K_BLOCK = 1024 };  // rows and elements of w that are multiplied while they are in the cache
@@ -515,69 +516,118 @@ static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bi
     }
 }
 
-// RMSNorm (Zhang and Sennrich 2019) of a row of n: out = x / sqrt(mean(x^2) + eps) * weight, in double, the sum in 16
-// lanes; out may be x.
-static void rmsnorm(float *out, const float *x, const float *weight, double eps, size_t n) {
+// The sum over a row of x - mean, or of its square, in double and in 16 lanes.
+INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
     double lane[LANES] = {0};
     for (size_t i = 0; i < n; i += LANES)
-        for (size_t j = 0; j < min_size(LANES, n - i); j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+        for (size_t j = 0; j < min_size(LANES, n - i); j++) {
+            double d = (double)x[i + j] - mean;
+            lane[j] += square ? d * d : d;
+        }
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    double scale = 1 / sqrt(lane[0] / (double)n + eps);
-    for (size_t i = 0; i < n; i++) out[i] = (float)((double)x[i] * scale * (double)weight[i]);
+    return lane[0];
 }
 
-// SwiGLU (Shazeer 2020): gate = silu(gate) * up, silu(x) = x / (1 + e^-x), over n elements.
-static void swiglu(float *gate, const float *up, size_t n) {
-    for (size_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
+// Normalizes a row of n, in double; out may be x. RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight;
+// LayerNorm (Ba et al. 2016): the same of x - mean(x), plus bias if not NULL. To weight norm_weight_add is added.
+static void norm(const Config *c, float *out, const float *x, const float *weight, const float *bias, size_t n) {
+    double mean = c->norm_kind ? sum_row(x, n, 0, false) / (double)n : 0, more = c->norm_weight_add;
+    double scale = 1 / sqrt(sum_row(x, n, mean, true) / (double)n + c->rms_norm_eps);
+    for (size_t i = 0; i < n; i++)
+        out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (bias ? (double)bias[i] : 0));
+}
+
+// c[0] x^(n-1) + ... + c[n-1]. The coefficients below are minimax fits to mpmath's values (Lawson's algorithm).
+INLINE float polynomial(const float *c, int n, float x) {
+    float p = c[0];
+    UNROLL for (int i = 1; i < n; i++) p = __builtin_fmaf(p, x, c[i]);
+    return p;
+}
+
+// tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1).
+INLINE float fast_tanh(float x) {
+    static const float c[] = {0.00158476f, -0.00740956f, 0.02130299f, -0.05385233f, 0.13332221f, -0.33333297f};
+    float a = __builtin_fabsf(x), z = x * x;
+    float near = __builtin_fmaf(polynomial(c, 6, z) * z, a, a), far = 1 - 2 / (fast_exp(2 * a) + 1);
+    return __builtin_copysignf(a < 0.8f ? near : far, x);
+}
+
+// erf(x) to 2 ulp: x + x P(x^2) below 1 (to 1e-9), above 1 - e^Q(x), Q close to ln erfc(x) (to 1e-9 of erf; 4 is 1).
+INLINE float fast_erf(float x) {
+    static const float p[] = {7.85388411e-5f, -8.01020109e-4f, 5.18832863e-3f, -2.68538125e-2f, 1.12835852e-1f,
+                              -3.76126258e-1f, 1.28379167e-1f};
+    static const float q[] = {1.85574009e-4f, -2.93960730e-3f, 2.18053183e-2f, -1.03037369e-1f, -6.38225677e-1f,
+                              -1.12704004f, -3.53719502e-4f};
+    float a = __builtin_fabsf(x), b = a > 4 ? 4 : a;
+    float near = __builtin_fmaf(polynomial(p, 7, x * x), a, a), far = 1 - fast_exp(polynomial(q, 7, b));
+    return __builtin_copysignf(a < 1 ? near : far, x);
+}
+
+INLINE float silu(float x) { return x / (1 + fast_exp(-x)); }
+INLINE float gelu(float x) { return 0.5f * x * (1 + fast_erf(x * 0.707106781f)); }
+INLINE float gelu_tanh(float x) {  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+    return x / (1 + fast_exp(-1.59576912f * __builtin_fmaf(0.044715f * x * x, x, x)));
+}
+INLINE float relu(float x) { return x < 0 ? 0 : x; }
+INLINE float sigmoid(float x) { return 1 / (1 + fast_exp(-x)); }
+
+// Gated linear units (Shazeer 2020): gate = activation(gate) * up, over n elements.
+static void gated(size_t activation, float *gate, const float *up, size_t n) {
+#define GATED(number, f) case number: for (size_t i = 0; i < n; i++) gate[i] = f(gate[i]) * up[i]; break;
+    switch (activation) { GATED(0, silu) GATED(1, gelu) GATED(2, gelu_tanh) GATED(3, relu) GATED(4, sigmoid) }
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
-typedef struct { float largest; double sum; } Softmax;  // score so far; of e^(score - largest) so far
+typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows of
 // activations have stride() floats, heads in the cache and in attention head_stride: head_dim rounded up to 16.
 typedef struct {
     const Model *model;
     size_t context, chunk, logit_rows, position;  // position: tokens in the cache
-    size_t head_stride, q_rows;                   // q_rows: queries that share a key/value head, at least Q_ROWS
+    size_t head_stride, q_rows;                   // q_rows: of a tile of queries that share a key/value head
     void *block;                                  // that holds all of these:
     float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
     float *q, *attended, *k, *v;                  // (T, n_heads * head_dim), of k and v (T, n_kv_heads * head_dim)
-    float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, rope_dim / 2)
-    float *scratch;                               // (threads, q_rows, 3 * head_stride + KV_BLOCK)
-    float *parts;                                 // (n_heads, context / KV_BLOCK, head_stride)
-    Softmax *part_sums;                           // (n_heads, context / KV_BLOCK)
+    float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, n_rope_tables, rope_dim / 2)
+    float *scratch;                               // (threads, Scratch)
+    float *parts;                                 // (blocks of the context, n_heads, head_stride)
+    Softmax *part_sums;                           // (blocks of the context, n_heads)
     float *logits;                                // (logit_rows, vocab_size)
-    float *k_cache, *v_cache;                     // of each layer (n_kv_heads, slots, head_dim)
+    float *k_cache, *v_cache;                     // of each layer (n_kv_heads, slots, head_stride)
     float *hidden;                                // (n_layers + 1, context, dim) if asked for, else NULL
 } Run;
 
-static size_t window_of(const Model *m, size_t l) {
-    return m->layer_window ? (size_t)((const int32_t *)m->layer_window->data)[l] : 0;
-}
+// What a thread needs to attend for a tile of queries; weights (rows, KV_BLOCK), the others (rows, head_stride).
+typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
 static size_t scratch_row(const Run *r) { return 3 * r->head_stride + KV_BLOCK + 2 * sizeof(Softmax) / sizeof(float); }
 
-// Positions that layer l's cache holds, position p in slot p % slots, so that a block of positions is in one stretch:
-// the whole context, or with a sliding window what the tokens of a chunk see.
+// Positions that layer l's cache holds, position p in slot p % slots so that a block of them is in one stretch: the
+// context, or with a sliding window what a chunk of tokens sees.
 static size_t slots(const Run *r, size_t l) {
-    size_t window = window_of(r->model, l), context = round_up(r->context, KV_BLOCK);
-    return window ? min_size(context, round_up(window + r->chunk - 1, KV_BLOCK)) : context;
+    size_t window = r->model->layers[l].window, context = round_up(r->context, KV_BLOCK);
+    return window ? min_size(context, round_up(add(window, r->chunk - 1), KV_BLOCK)) : context;
 }
 
-// Floats of the keys of layers before l; of the values as well.
-static size_t cache_before(const Run *r, size_t l) {
-    size_t sum = 0;
-    for (size_t i = 0; i < l; i++) sum = add(sum, slots(r, i));
-    return mul(sum, mul(r->model->config.n_kv_heads, r->head_stride));
+// Where the key or value of a position and head of layer l is in the cache.
+static size_t cache_at(const Run *r, size_t l, size_t head, size_t position) {
+    size_t before = 0, n = slots(r, l);
+    for (size_t i = 0; i < l; i++) before = add(before, slots(r, i));
+    return mul(add(mul(before, r->model->config.n_kv_heads), add(mul(head, n), position % n)), r->head_stride);
 }
 
-// How many of the first `same` tokens may stay in the cache: all, or none where a sliding window's slots have been taken
-// by later ones.
+// Floats of the keys of all layers; the values take as many.
+static size_t cache_size(const Run *r) {
+    return cache_at(r, r->model->config.n_layers - 1, r->model->config.n_kv_heads, 0);
+}
+
+// Of the first `same` tokens in the cache, how many may stay: all, or none if later ones took slots that a sliding
+// window needs.
 static size_t keepable(const Run *r, size_t same) {
     for (size_t l = 0; l < r->model->config.n_layers; l++) {
-        size_t window = window_of(r->model, l), n = slots(r, l);
+        size_t window = r->model->layers[l].window, n = slots(r, l);
         if (window && r->position > n && r->position - same + window > n + 1) return 0;
     }
     return same;
@@ -586,18 +636,19 @@ static size_t keepable(const Run *r, size_t same) {
 // Sets the arrays to successive parts of a block, each aligned to 64 bytes; returns what they take together.
 static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
-    r->head_stride = round_up(c->head_dim, LANES), r->q_rows = c->n_heads / c->n_kv_heads;
-    if (r->q_rows < Q_ROWS) r->q_rows = Q_ROWS;
-    size_t T = r->chunk, q_dim = stride(mul(c->n_heads, c->head_dim)), kv_dim = stride(mul(c->n_kv_heads, c->head_dim));
-    size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), half = c->rope_dim / 2, end = 0;
-    size_t blocks = mul(c->n_heads, r->context / KV_BLOCK + 1), cached = cache_before(r, c->n_layers);
-    size_t work = mul(r->q_rows, scratch_row(r));
+    size_t group = c->n_heads / c->n_kv_heads, T = r->chunk, blocks = r->context / KV_BLOCK + 1, end = 0;
+    r->head_stride = round_up(c->head_dim, LANES), r->q_rows = group > Q_ROWS ? group : Q_ROWS;
+    size_t q_dim = stride(mul(c->n_heads, c->head_dim)), kv_dim = stride(mul(c->n_kv_heads, c->head_dim));
+    size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), angles = mul(c->n_rope_tables, c->rope_dim / 2);
     struct { void *array; size_t rows, columns; } arrays[] = {
         {&r->x, T, dim}, {&r->normed, T, dim}, {&r->branch, T, dim}, {&r->q, T, q_dim}, {&r->attended, T, q_dim},
         {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->gate, T, hidden_dim}, {&r->up, T, hidden_dim},
-        {&r->cosine, T, half}, {&r->sine, T, half}, {&r->scratch, (size_t)omp_get_max_threads(), work},
-        {&r->parts, blocks, r->head_stride}, {&r->part_sums, blocks, sizeof(Softmax) / sizeof(float)},
-        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached}};
+        {&r->cosine, T, angles}, {&r->sine, T, angles},
+        {&r->scratch, (size_t)omp_get_max_threads(), mul(r->q_rows, scratch_row(r))},
+        {&r->parts, blocks, mul(c->n_heads, r->head_stride)},
+        {&r->part_sums, blocks, mul(c->n_heads, sizeof(Softmax) / sizeof(float))},
+        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cache_size(r)},
+        {&r->v_cache, 1, cache_size(r)}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (block) memcpy(arrays[i].array, &(char *){block + end}, sizeof(char *));
         end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
@@ -611,39 +662,18 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     lay_out(r, (char *)round_up((size_t)r->block, 64));
 }
 
-// What one thread needs to attend for a tile of queries that share a key/value head.
-typedef struct { float *q, *scores, *part, *total; Softmax *part_sum, *sum; } Scratch;
-
+// Token t's row of q or attended (T, n_heads * head_dim), or of k or v, from head `head` on.
 static float *head_of(const Run *r, float *heads, size_t t, size_t head) {
     const Config *c = &r->model->config;
-    return heads + t * stride(c->n_heads * c->head_dim) + head * c->head_dim;
-}
-
-// This thread's, with the queries of T tokens from t0 on for key/value head h, each in a row of head_stride.
-static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
-    size_t rows = r->q_rows, n = r->head_stride, head_dim = r->model->config.head_dim;
-    size_t group = r->model->config.n_heads / r->model->config.n_kv_heads;
-    float *at = r->scratch + (size_t)omp_get_thread_num() * rows * scratch_row(r);
-    Scratch s = {at, at + rows * n, at + rows * (n + KV_BLOCK), at + rows * (2 * n + KV_BLOCK),
-                 (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK)), (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK)) + rows};
-    for (size_t q = 0; q < T * group; q++) {
-        memcpy(s.q + q * n, head_of(r, r->q, t0 + q / group, h * group + q % group), head_dim * sizeof(float));
-        memset(s.total + q * n, 0, n * sizeof(float)), s.sum[q] = (Softmax){-INFINITY, 0};
-    }
-    return s;
-}
-
-// The first block of positions of which token t of the chunk sees any.
-static size_t first_block(const Run *r, size_t l, size_t t) {
-    size_t window = window_of(r->model, l), end = r->position + t + 1;
-    return (window && end > window ? end - window : 0) / KV_BLOCK;
+    size_t n = heads == r->k || heads == r->v ? c->n_kv_heads : c->n_heads;
+    return heads + t * stride(n * c->head_dim) + head * c->head_dim;
 }
 
 // Sine and cosine of x >= 0, in double and without libm, so that they are the same everywhere: x = n pi / 2 + r with
 // |r| <= pi / 4, Taylor polynomials of r, and the quadrant n % 4.
 static void sine_cosine(double x, double *sine, double *cosine) {
-    double n = floor(x * 0x1.45f306dc9c883p-1 + 0.5);
-    double r = fma(n, -0x1.1a62633145c07p-54, fma(n, -0x1.921fb54442d18p0, x)), s = 0, c = 0, square = r * r;
+    double n = floor(x * 0x1.45f306dc9c883p-1 + 0.5), s = 0, c = 0;
+    double r = fma(n, -0x1.1a62633145c07p-54, fma(n, -0x1.921fb54442d18p0, x)), square = r * r;
     for (int i = 16; i > 0; i -= 2) c = (1 + c) * -square / (i * (i - 1)), s = (1 + s) * -square / (i * (i + 1));
     s = r + r * s, c = 1 + c;
     int quadrant = (int)fmod(n, 4);
@@ -651,55 +681,65 @@ static void sine_cosine(double x, double *sine, double *cosine) {
     *cosine = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
 }
 
-// Cosine and sine of position * frequency for the token at r->position + t.
+// Cosine and sine of position * frequency for token t of the chunk, by each table.
 static void rope_angles(Run *r, size_t t) {
     const Config *c = &r->model->config;
-    for (size_t i = 0, half = c->rope_dim / 2; i < half; i++) {
-        double sine, cosine;
-        sine_cosine((double)(r->position + t) * (double)((const float *)r->model->rope_freq->data)[i], &sine, &cosine);
-        r->cosine[t * half + i] = (float)(cosine * c->rope_attention_factor);
-        r->sine[t * half + i] = (float)(sine * c->rope_attention_factor);
+    const float *frequency = r->model->rope_freq->data;
+    for (size_t i = 0, half = c->rope_dim / 2, n = c->n_rope_tables * half; i < n; i++) {
+        double factor = i < half ? c->rope_attention_factor : c->rope_attention_factor_local, sine, cosine;
+        sine_cosine((double)(r->position + t) * (double)frequency[i], &sine, &cosine);
+        r->cosine[t * n + i] = (float)(cosine * factor), r->sine[t * n + i] = (float)(sine * factor);
     }
 }
 
-// Rotary position embedding (Su et al. 2021) of token t's heads (n_heads, head_dim): each pair (a, b) of the first
-// rope_dim elements of a head is turned by its angle.
-static void rope(const Run *r, float *heads, size_t t, size_t n_heads) {
+// Rotary position embedding (Su et al. 2021) of token t's heads by a table counted from 1 (0: none): each pair (a, b) of
+// the first rope_dim elements of a head is turned by its angle.
+static void rope(const Run *r, float *heads, size_t t, size_t n_heads, size_t table) {
     const Config *c = &r->model->config;
     size_t half = c->rope_dim / 2, step = c->rope_pairs ? 2 : 1, apart = c->rope_pairs ? 1 : half;
-    const float *cosine = r->cosine + t * half, *sine = r->sine + t * half;
-    for (size_t h = 0; h < n_heads; h++, heads += c->head_dim)
+    const float *cosine = r->cosine + (t * c->n_rope_tables + table - 1) * half, *sine = r->sine + (cosine - r->cosine);
+    for (size_t h = 0; table && h < n_heads; h++, heads += c->head_dim)
         for (size_t i = 0; i < half; i++) {
             float *a = heads + i * step, *b = a + apart, turned = *a * cosine[i] - *b * sine[i];
             *b = *b * cosine[i] + *a * sine[i], *a = turned;
         }
 }
 
-// Copies token t's heads of k or v (n_kv_heads, head_dim) to its slot in layer l's cache.
-static void keep(const Run *r, float *cache, const float *heads, size_t l, size_t t) {
-    const Config *c = &r->model->config;
-    size_t n = slots(r, l), slot = (r->position + t) % n;
-    for (size_t h = 0; h < c->n_kv_heads; h++)
-        memcpy(cache + cache_before(r, l) + (h * n + slot) * r->head_stride, heads + h * c->head_dim,
-               c->head_dim * sizeof(float));
+// The norm of a token's queries or keys: each head, each with a weight of its own, or all heads as one.
+static void norm_heads(const Config *c, float *heads, const Tensor *weight, size_t n_heads) {
+    const float *w = weight ? weight->data : NULL;
+    if (c->qk_norm == 2) norm(c, heads, heads, w, NULL, n_heads * c->head_dim);
+    else for (size_t h = 0; w && h < n_heads; h++, heads += c->head_dim, w += c->qk_norm == 3 ? c->head_dim : 0)
+        norm(c, heads, heads, w, NULL, c->head_dim);
 }
 
-// out[q] = the sum over i in low .. high of p[q][i] * v[i], for Q rows (a constant) of p and 4 vectors of v at a time.
+// Normalizes and turns token t's queries and keys of layer l, and puts its keys and values into the cache.
+static void place(Run *r, size_t l, size_t t) {
+    const Config *c = &r->model->config;
+    const Layer *w = &r->model->layers[l];
+    float *q = head_of(r, r->q, t, 0), *k = head_of(r, r->k, t, 0), *v = head_of(r, r->v, t, 0);
+    norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
+    rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
+    for (size_t h = 0; h < c->n_kv_heads; h++, k += c->head_dim, v += c->head_dim) {
+        size_t at = cache_at(r, l, h, r->position + t);
+        memcpy(r->k_cache + at, k, c->head_dim * sizeof *k), memcpy(r->v_cache + at, v, c->head_dim * sizeof *v);
+    }
+}
+
+// out[q] = the sum over i in low .. high of p[q][i] * v[i], rows of n; Q, the rows of p (KV_BLOCK), is a constant.
 INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t Q) {
-    for (size_t d = 0, step; d < n; d += step * WIDTH) {
-        Vec sum[6][4];
+    for (size_t d = 0, left; d < n; d += 4 * WIDTH) {
+        Vec sum[6][4], vv[4];
         UNROLL for (size_t q = 0; q < Q; q++) UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = (Vec){0};
-        step = min_size(4, (n - d) / WIDTH);
+        left = (n - d) / WIDTH - 1;  // beyond the end the last vector is taken again
         for (size_t i = low; i < high; i++) {
-            Vec vv[4];
-            UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, step - 1) * WIDTH);
-            UNROLL for (size_t q = 0; q < Q; q++) {
-                Vec weight = (Vec){0} + p[q * KV_BLOCK + i];
-                UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = multiply_add(weight, vv[j], sum[q][j]);
-            }
+            UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
+            UNROLL for (size_t q = 0; q < Q; q++)
+                UNROLL for (size_t j = 0; j < 4; j++)
+                    sum[q][j] = multiply_add((Vec){0} + p[q * KV_BLOCK + i], vv[j], sum[q][j]);
         }
         UNROLL for (size_t q = 0; q < Q; q++)
-            UNROLL for (size_t j = 0; j < 4; j++) store(out + q * n + d + min_size(j, step - 1) * WIDTH, sum[q][j]);
+            UNROLL for (size_t j = 0; j < 4; j++) store(out + q * n + d + min_size(j, left) * WIDTH, sum[q][j]);
     }
 }
 
@@ -712,11 +752,13 @@ static void weigh(float *out, const float *p, const float *v, size_t n, size_t l
     }
 }
 
-// The softmax of scores low .. high of a row p (KV_BLOCK), which become weights e^(scale * score - largest), others 0.
-static Softmax softmax(float *p, int low, int high, float scale) {
+// The softmax of scores low .. high of a row p (KV_BLOCK), scale * score or, with a cap, cap * tanh(scale * score / cap).
+// They become weights e^(score - largest), the others 0.
+static Softmax softmax(float *p, int low, int high, float scale, float cap) {
     float largest = -INFINITY, lane[LANES] = {0};
     if (low == high) return (Softmax){largest, 0};
     for (int i = 0; i < KV_BLOCK; i++) p[i] = i >= low && i < high ? p[i] * scale : -INFINITY;
+    for (int i = low; i < high && cap > 0; i++) p[i] = cap * fast_tanh(p[i] / cap);
     for (int i = 0; i < KV_BLOCK; i++) largest = p[i] > largest ? p[i] : largest;
     for (int i = 0; i < KV_BLOCK; i++) p[i] = fast_exp(p[i] - largest);
     for (int i = 0; i < KV_BLOCK; i += LANES)
@@ -726,7 +768,33 @@ static Softmax softmax(float *p, int low, int high, float scale) {
     return (Softmax){largest, (double)lane[0]};
 }
 
-// Adds what a block of positions gave a query, part (n), to the total of the blocks before (online softmax, Milakov and
+// The first position that token t of the chunk sees.
+static size_t oldest(const Run *r, size_t l, size_t t) {
+    size_t window = r->model->layers[l].window, end = r->position + t + 1;
+    return window && end > window ? end - window : 0;
+}
+
+// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
+//   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their softmax.
+static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t start, size_t t0, size_t T) {
+    const Config *c = &r->model->config;
+    size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, at = cache_at(r, l, h, start), step;
+    Tensor keys = {.type = F32, .rows = KV_BLOCK, .columns = n, .data = r->k_cache + at};
+    multiply(s->weights, KV_BLOCK, s->q, n, &keys, 0, KV_BLOCK, T * group);
+    for (size_t q = 0; q < T * group; q += step) {
+        size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
+        int high = end > start ? (int)min_size(end - start, KV_BLOCK) : 0;
+        int low = old > start ? (int)min_size(old - start, (size_t)high) : 0;
+        bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // all of it, and so do later queries
+        step = whole ? T * group - q : group;
+        for (size_t i = q; i < q + step; i++)
+            s->part_sum[i] = softmax(s->weights + i * KV_BLOCK, low, high, (float)c->attention_scale,
+                                     (float)c->attention_softcap);
+        weigh(s->part + q * n, s->weights + q * KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high, step);
+    }
+}
+
+// Adds what a block of positions gave a query, part (n), to the total of those before (online softmax, Milakov and
 // Gimelshein 2018): both fade to the larger of their largest scores.
 static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t n) {
     float largest = p.largest > s->largest ? p.largest : s->largest;
@@ -736,133 +804,136 @@ static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t
     *s = (Softmax){largest, s->sum * (double)fade + p.sum * (double)gain};
 }
 
-// Which positions of a block from `start` on token t of the chunk sees: low .. high, none if they are equal.
-static void seen(const Run *r, size_t l, size_t t, size_t start, int *low, int *high) {
-    size_t window = window_of(r->model, l), end = r->position + t + 1, first = window && end > window ? end - window : 0;
-    *high = (int)(end > start ? min_size(end - start, KV_BLOCK) : 0);
-    *low = (int)(first > start ? min_size(first - start, (size_t)*high) : 0);
-}
-
-// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
-//   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their softmax.
-static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t block, size_t t0, size_t T) {
-    const Config *c = &r->model->config;
-    size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, start = block * KV_BLOCK;
-    size_t at = cache_before(r, l) + (h * slots(r, l) + start % slots(r, l)) * n;
-    Tensor keys = {.type = F32, .rows = KV_BLOCK, .columns = n, .data = r->k_cache + at};
-    multiply(s->scores, KV_BLOCK, s->q, n, &keys, 0, KV_BLOCK, T * group);
-    for (size_t t = 0, same; t < T; t += same) {  // tokens that see the same of it go together
-        int low, high, next_low, next_high;
-        seen(r, l, t0 + t, start, &low, &high);
-        for (same = 1; t + same < T; same++) {
-            seen(r, l, t0 + t + same, start, &next_low, &next_high);
-            if (low != next_low || high != next_high) break;
-        }
-        for (size_t q = t * group; q < (t + same) * group; q++)
-            s->part_sum[q] = softmax(s->scores + q * KV_BLOCK, low, high, (float)c->attention_scale);
-        weigh(s->part + t * group * n, s->scores + t * group * KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high,
-              same * group);
-    }
-}
-
 // out (head_dim) = total / sum
 static void finish(const Run *r, float *out, const float *total, Softmax s) {
     for (size_t d = 0; d < r->model->config.head_dim; d++) out[d] = (float)((double)total[d] / s.sum);
 }
 
+// This thread's scratch, with the queries of T tokens from t0 on for key/value head h.
+static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
+    const Config *c = &r->model->config;
+    size_t rows = r->q_rows, n = r->head_stride, group = c->n_heads / c->n_kv_heads;
+    float *at = r->scratch + (size_t)omp_get_thread_num() * rows * scratch_row(r);
+    Softmax *sums = (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK));
+    Scratch s = {at, at + rows * n, at + 2 * rows * n, at + 3 * rows * n, sums, sums + rows};
+    for (size_t q = 0; q < T * group; q++) {
+        const float *head = head_of(r, r->q, t0 + q / group, h * group + q % group);
+        memcpy(s.q + q * n, head, c->head_dim * sizeof *head);
+        memset(s.total + q * n, 0, n * sizeof *head), s.sum[q] = (Softmax){-INFINITY, 0};
+    }
+    return s;
+}
+
 // Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
-// Threads share key/value heads and tiles of tokens or, for one token, blocks of positions: their parts are merged in
-// the same order.
+// Threads share key/value heads and tiles of tokens or, for one token, blocks of positions, whose parts are then merged
+// in the same order.
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
-    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), first = first_block(r, l, 0);
-    size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
+    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
+    size_t first = oldest(r, l, 0) / KV_BLOCK, shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
     for (size_t i; next_item(&i, c->n_kv_heads * shares);) {
         size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
-        size_t n_tokens = min_size(tile, T - t0), block = T == 1 ? first + share : first_block(r, l, t0);
+        size_t n_tokens = min_size(tile, T - t0), queries = n_tokens * group;
+        size_t block = T == 1 ? first + share : oldest(r, l, t0) / KV_BLOCK;
         size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
         Scratch s = new_scratch(r, h, t0, n_tokens);
         if (T == 1) s.part = r->parts + i * group * n, s.part_sum = r->part_sums + i * group;
         for (; block <= last; block++) {
-            attend(r, &s, l, h, block, t0, n_tokens);
-            for (size_t q = 0; q < n_tokens * group && T > 1; q++)
+            attend(r, &s, l, h, block * KV_BLOCK, t0, n_tokens);
+            for (size_t q = 0; q < queries && T > 1; q++)
                 merge(s.total + q * n, &s.sum[q], s.part + q * n, s.part_sum[q], n);
         }
-        for (size_t q = 0; q < n_tokens * group && T > 1; q++)
+        for (size_t q = 0; q < queries && T > 1; q++)
             finish(r, head_of(r, r->attended, t0 + q / group, h * group + q % group), s.total + q * n, s.sum[q]);
     }
-    if (T == 1)
-        for (size_t head; next_item(&head, c->n_heads);) {
-            Scratch s = new_scratch(r, 0, 0, 1);
-            for (size_t k = 0, q; k < shares; k++)
-                q = (k * c->n_kv_heads + head / group) * group + head % group,
-                merge(s.total, s.sum, r->parts + q * n, r->part_sums[q], n);
-            finish(r, head_of(r, r->attended, 0, head), s.total, *s.sum);
-        }
+    for (size_t head; T == 1 && next_item(&head, c->n_heads);) {
+        Scratch s = new_scratch(r, 0, 0, 1);
+        for (size_t i = head; i < shares * c->n_heads; i += c->n_heads)
+            merge(s.total, s.sum, r->parts + i * n, r->part_sums[i], n);
+        finish(r, head_of(r, r->attended, 0, head), s.total, *s.sum);
+    }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
+// x (T, dim) = rows `tokens` of the embedding times embedding_scale; and the angles of their positions.
+static void embed(Run *r, const int *tokens, size_t T) {
+    const Model *m = r->model;
+    size_t dim = m->config.dim;
+    float scale = (float)m->config.embedding_scale, *x = r->x;
+    for (size_t t; next_item(&t, T); rope_angles(r, t))
+        for (size_t i = 0; i < dim; i++)
+            x[t * stride(dim) + i] = weight(m->token_embedding, (size_t)tokens[t] * dim + i) * scale;
+}
+
+// The input of a sublayer: x (T, dim) through the norm before it, as it is where there is none.
+static const float *norm_before(Run *r, const Tensor *weight, const Tensor *bias, size_t T) {
+    const Config *c = &r->model->config;
+    for (size_t t, n = stride(c->dim); weight && next_item(&t, T);)
+        norm(c, r->normed + t * n, r->x + t * n, weight->data, bias ? bias->data : NULL, c->dim);
+    return weight ? r->normed : r->x;
+}
+
+// x (T, dim) += residual_scale * branch, through the norm after the sublayer where there is one.
+static void add_branch(Run *r, const Tensor *weight, const Tensor *bias, size_t T) {
+    const Config *c = &r->model->config;
+    for (size_t t; next_item(&t, T);) {
+        float *x = r->x + t * stride(c->dim), *b = r->branch + t * stride(c->dim), scale = (float)c->residual_scale;
+        if (weight) norm(c, b, b, weight->data, bias ? bias->data : NULL, c->dim);
+        for (size_t i = 0; i < c->dim; i++) x[i] = __builtin_fmaf(b[i], scale, x[i]);
+    }
+}
+
 // Keeps T rows of x as hidden state `index` (of n_layers + 1), where hidden states are asked for.
 static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
     size_t dim = r->model->config.dim;
     for (size_t t; r->hidden && next_item(&t, T);)
-        memcpy(r->hidden + (index * r->context + r->position + t) * dim, x + t * stride(dim), dim * sizeof(float));
-}
-
-// x (T, dim) += branch if not NULL, then normed = its norm.
-static void add_and_norm(Run *r, const float *branch, const Tensor *weight, size_t T) {
-    size_t dim = r->model->config.dim;
-    for (size_t t; next_item(&t, T);) {
-        float *x = r->x + t * stride(dim);
-        for (size_t i = 0; i < dim && branch; i++) x[i] += branch[t * stride(dim) + i];
-        rmsnorm(r->normed + t * stride(dim), x, weight->data, r->model->config.rms_norm_eps, dim);
-    }
-}
-
-// Copies row `row` of the token embedding, widened, to out (dim).
-static void embed(const Model *m, float *out, size_t row) {
-    for (size_t i = 0, dim = m->config.dim; i < dim; i++) out[i] = weight(m->token_embedding, row * dim + i);
+        memcpy(r->hidden + (index * r->context + r->position + t) * dim, x + t * stride(dim), dim * sizeof *x);
 }
 
 // Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
-// comes out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer:
-//   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (silu(W1 n) * (W3 n)), n = norm(x).
+// comes out, after the final norm, stays in r->normed (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer:
+//   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (act(W1 n) * (W3 n)), n = norm(x).
+// The header says where norms stand, what each layer's attention sees and rotates, and by what numbers things scale.
 static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
     #pragma omp parallel
     {
-        for (size_t t; next_item(&t, T);) embed(m, r->x + t * stride(c->dim), (size_t)tokens[t]), rope_angles(r, t);
+        embed(r, tokens, T);
         for (size_t l = 0; l < c->n_layers; l++) {
             const Layer *w = &m->layers[l];
-            add_and_norm(r, l ? r->branch : NULL, w->attention_norm, T);
             keep_hidden(r, l, r->x, T);
-            matmul(r->q, r->normed, w->wq, w->bq, T);
-            matmul(r->k, r->normed, w->wk, w->bk, T), matmul(r->v, r->normed, w->wv, w->bv, T);
-            for (size_t t; next_item(&t, T);) {
-                rope(r, head_of(r, r->q, t, 0), t, c->n_heads), rope(r, r->k + t * stride(w->wk->rows), t, c->n_kv_heads);
-                keep(r, r->k_cache, r->k + t * stride(w->wk->rows), l, t), keep(r, r->v_cache, r->v + t * stride(w->wv->rows), l, t);
-            }
+
+            const float *n = norm_before(r, w->attention_norm, w->attention_norm_bias, T);
+            matmul(r->q, n, w->wq, w->bq, T), matmul(r->k, n, w->wk, w->bk, T), matmul(r->v, n, w->wv, w->bv, T);
+            for (size_t t; next_item(&t, T);) place(r, l, t);
             attention(r, l, T);
             matmul(r->branch, r->attended, w->wo, w->bo, T);
+            add_branch(r, w->attention_post_norm, w->attention_post_norm_bias, T);
 
-            add_and_norm(r, r->branch, w->ffn_norm, T);
-            matmul(r->gate, r->normed, w->w1, w->b1, T), matmul(r->up, r->normed, w->w3, w->b3, T);
-            for (size_t t; next_item(&t, T);)
-                swiglu(r->gate + t * stride(c->hidden_dim), r->up + t * stride(c->hidden_dim), c->hidden_dim);
+            if (!(c->norm_place & PARALLEL)) n = norm_before(r, w->ffn_norm, w->ffn_norm_bias, T);
+            matmul(r->gate, n, w->w1, w->b1, T), matmul(r->up, n, w->w3, w->b3, T);
+            for (size_t t, row = stride(c->hidden_dim); next_item(&t, T);)
+                gated(c->activation, r->gate + t * row, r->up + t * row, c->hidden_dim);
             matmul(r->branch, r->gate, w->w2, w->b2, T);
+            add_branch(r, w->ffn_post_norm, w->ffn_post_norm_bias, T);
         }
-        add_and_norm(r, r->branch, m->final_norm, T);
-        keep_hidden(r, c->n_layers, r->normed, T);
+        keep_hidden(r, c->n_layers, norm_before(r, m->final_norm, m->final_norm_bias, T), T);
     }
     r->position += T;
 }
 
 // Logits (n, vocab_size) of rows first .. first + n of the chunk that forward() has just taken.
 static const float *logits_of(Run *r, size_t first, size_t n) {
+    const Config *c = &r->model->config;
+    float cap = (float)c->logit_softcap;
     #pragma omp parallel
-    matmul(r->logits, r->normed + first * stride(r->model->config.dim), r->model->classifier, NULL, n);
+    matmul(r->logits, r->normed + first * stride(c->dim), r->model->classifier, r->model->classifier_bias, n);
+    for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || cap > 0); i++) {
+        float logit = (float)((double)r->logits[i] * c->logit_scale);
+        r->logits[i] = cap > 0 ? cap * fast_tanh(logit / cap) : logit;
+    }
     return r->logits;
 }
 
@@ -1688,7 +1759,7 @@ static size_t context_in(const Options *o, const Model *m, size_t bytes, size_t 
     for (size_t step = full; step > 0; step = step > 1 ? (step + 1) / 2 : 0) {
         Run r = {.model = m, .context = fits + step, .chunk = min_size((size_t)o->chunk, fits + step)};
         lay_out(&r, NULL);
-        if (fits + step <= full && mul(2 * sizeof(float), cache_before(&r, m->config.n_layers)) <= bytes) fits += step;
+        if (fits + step <= full && mul(2 * sizeof(float), cache_size(&r)) <= bytes) fits += step;
     }
     return fits;
 }
@@ -1909,7 +1980,7 @@ static size_t check_tensor(const Tensor *t) {
 static void check(const Options *o, const Model *m, const Tokenizer *t) {
     size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
     Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
-    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_before(&r, m->config.n_layers));
+    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_size(&r));
     char text[32];
     printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);

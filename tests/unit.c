@@ -123,6 +123,36 @@ static void test_exp(void) {
     EXPECT(isnan(fast_exp(NAN)), "e^NaN");
 }
 
+// Largest error of a function in ulp over what float takes, both signs; below 1e-30 it may be 0.
+static double function_error(float (*f)(float), long double (*exact)(long double), float from, float to) {
+    double worst = 0;
+    for (float x = from; x < to; x = x * 1.0003f + 1e-12f)
+        for (int sign = -1; sign < 2; sign += 2) {
+            long double want = exact((long double)x * sign);
+            if (fabsl(want) > 1e-30L) worst = worse(worst, ulps(f(x * (float)sign), want));
+        }
+    return worst;
+}
+
+static long double exact_silu(long double x) { return x / (1 + expl(-x)); }
+static long double exact_sigmoid(long double x) { return 1 / (1 + expl(-x)); }
+static long double exact_gelu(long double x) { return x * erfcl(-x * sqrtl(0.5L)) / 2; }
+static long double exact_gelu_tanh(long double x) {
+    return x / (1 + expl(-2 * sqrtl(2 / 3.14159265358979323846L) * (x + 0.044715L * x * x * x)));
+}
+static float call_tanh(float x) { return fast_tanh(x); }
+static float call_erf(float x) { return fast_erf(x); }
+
+static void test_functions(void) {
+    double error = function_error(call_tanh, tanhl, 1e-9f, 100);
+    EXPECT(error < 2, "tanh is %g ulp off", error);
+    error = function_error(call_erf, erfl, 1e-9f, 100);
+    EXPECT(error < 2, "erf is %g ulp off", error);
+    EXPECT(fast_tanh(INFINITY) == 1 && fast_tanh(-1000) == -1 && fast_erf(INFINITY) == 1 && fast_erf(-5) == -1, "ends");
+    EXPECT(isnan(fast_tanh(NAN)) && isnan(fast_erf(NAN)) && signbit(fast_tanh(-0.0f)) && signbit(fast_erf(-0.0f)),
+           "NaN and -0");
+}
+
 // matmul against long double on odd sizes; each row of T is bit for bit what it is alone.
 static void test_matmul(size_t T, size_t n, size_t rows, bool with_bias) {
     float *x = random_floats(T * n), *w = random_floats(rows * n), *bias = with_bias ? random_floats(rows) : NULL;
@@ -158,43 +188,58 @@ static void test_matmuls(void) {
     test_matmul(9, 500, 301, true);  // large enough for threads
 }
 
-static void test_rmsnorm(void) {
-    for (size_t n = 1; n < 300; n = n * 5 / 4 + 1)
-        for (double eps = 0; eps < 1; eps = eps * 10 + 1e-6) {
-            float *x = random_floats(3 * n), *weight = random_floats(n), *out = random_floats(3 * n);
-            for (size_t i = 0; i < n; i++) x[n + i] *= 1e-3f, x[2 * n + i] *= 1e15f;
-            rmsnorm(out, x, weight, eps, 3, n);
-            double worst = 0;
-            for (size_t t = 0; t < 3; t++) {
-                long double squares = 0;
-                for (size_t i = 0; i < n; i++) squares += (long double)x[t * n + i] * (long double)x[t * n + i];
-                for (size_t i = 0; i < n; i++) {
-                    long double want = (long double)x[t * n + i] / sqrtl(squares / (long double)n + (long double)eps);
-                    worst = worse(worst, ulps(out[t * n + i], want * (long double)weight[i]));
-                }
-            }
-            EXPECT(worst <= 0.501, "n %zu eps %g: %g ulp", n, eps, worst);
-            rmsnorm(x, x, weight, eps, 3, n);
-            EXPECT(same_floats(x, out, 3 * n), "in place");
-            free(x), free(weight), free(out);
+// Both norms, weights as they are and plus 1, with a bias, several sets of weights, and in place.
+static void test_norm(size_t n, double eps, size_t kind, double add) {
+    Config c = {.norm_kind = kind, .rms_norm_eps = eps, .norm_weight_add = add};
+    float *x = random_floats(4 * n), *weight = random_floats(2 * n), *bias = random_floats(n);
+    float *out = random_floats(4 * n);
+    for (size_t i = 0; i < n; i++) x[n + i] *= 1e-3f, x[2 * n + i] *= 1e15f, x[3 * n + i] += 100;
+    norm(&c, out, x, weight, kind ? bias : NULL, 4, n, 2);
+    double worst = 0;
+    for (size_t t = 0; t < 4; t++) {
+        long double squares = 0, mean = 0;
+        for (size_t i = 0; i < n && kind; i++) mean += (long double)x[t * n + i] / (long double)n;
+        for (size_t i = 0; i < n; i++) squares += powl((long double)x[t * n + i] - mean, 2);
+        for (size_t i = 0; i < n; i++) {
+            long double want = ((long double)x[t * n + i] - mean) / sqrtl(squares / (long double)n + (long double)eps);
+            want *= (long double)add + (long double)weight[t % 2 * n + i];
+            if (kind) want += (long double)bias[i];
+            if (fabsl(want) > 1e-6L) worst = worse(worst, ulps(out[t * n + i], want));
         }
+    }
+    EXPECT(worst <= 0.501, "n %zu eps %g kind %zu add %g: %g ulp", n, eps, kind, add, worst);
+    norm(&c, x, x, weight, kind ? bias : NULL, 4, n, 2);
+    EXPECT(same_floats(x, out, 4 * n), "in place");
+    free(x), free(weight), free(bias), free(out);
 }
 
-static void test_swiglu(void) {
+static void test_norms(void) {
+    for (size_t n = 2; n < 300; n = n * 5 / 4 + 1)
+        for (double eps = 0; eps < 1; eps = eps * 10 + 1e-6)
+            for (size_t i = 0; i < 4; i++) test_norm(n, eps, i / 2, (double)(i % 2));
+}
+
+// Errors against the largest of |activation(x)| and |x| / 20: in the negative tail 1 + erf(x) cancels.
+static void test_gated(void) {
+    long double (*const exact[])(long double) = {exact_silu, exact_gelu, exact_gelu_tanh, NULL, exact_sigmoid};
     float gate[1001], up[1001], got[1001];
-    double worst = 0;
-    for (int i = 0; i < 1001; i++) gate[i] = got[i] = (float)(i - 500) / 5, up[i] = random_float();
-    swiglu(got, up, 1001);
-    for (int i = 0; i < 1001; i++) {
-        long double want = (long double)gate[i] / (1 + expl(-(long double)gate[i])) * (long double)up[i];
-        worst = worse(worst, fabsl(want) > 1e-30L ? ulps(got[i], want) : (double)fabsf(got[i]) * 1e30);
+    for (size_t kind = 0; kind < 5; kind++) {
+        double worst = 0;
+        for (int i = 0; i < 1001; i++) gate[i] = got[i] = (float)(i - 500) / 5, up[i] = random_float();
+        gated(kind, got, up, 1001);
+        for (int i = 0; i < 1001; i++) {
+            long double x = (long double)gate[i], want = exact[kind] ? exact[kind](x) : x > 0 ? x : 0;
+            long double size = fmaxl(fabsl(want), kind == 1 || kind == 2 ? fabsl(x) / 20 : 1e-30L) + 1e-30L;
+            worst = worse(worst, fabsl((long double)got[i] - want * (long double)up[i]) / size / ldexpl(1, -23));
+        }
+        EXPECT(worst < 4, "activation %zu is %g ulp off", kind, worst);
     }
-    EXPECT(worst < 4, "silu(gate) * up is %g ulp off", worst);
+    for (size_t kind = 0; kind < 5; kind++) EXPECT((got[0] = NAN, gated(kind, got, up, 1), isnan(got[0])), "NaN");
 }
 
 // attend() against long double for n positions; what lies behind them is NaN and must not be read.
 // Of a negative scale the keys point away from the queries: every score is far below 0.
-static void test_attend(size_t n, size_t group, size_t head_dim, float scale) {
+static void test_attend(size_t n, size_t group, size_t head_dim, float scale, float cap) {
     size_t room = n + KV_BLOCK;
     float *q = random_floats(group * head_dim), *k = random_floats(room * head_dim),
     *v = random_floats(room * head_dim);
@@ -206,7 +251,7 @@ static void test_attend(size_t n, size_t group, size_t head_dim, float scale) {
         for (size_t i = 0; i < n * head_dim; i++) k[i] = -0.5f - fabsf(k[i]);
     }
     for (size_t i = n * head_dim; i < room * head_dim; i++) k[i] = v[i] = NAN;
-    attend(out, softmax, scores, q, k, v, n, group, head_dim, scale);
+    attend(out, softmax, scores, q, k, v, n, group, head_dim, scale, cap);
     double worst = 0;
     for (size_t h = 0; h < group; h++) {
         long double *p = allocate(n, sizeof *p, "a test"), largest = -INFINITY, sum = 0;
@@ -214,6 +259,7 @@ static void test_attend(size_t n, size_t group, size_t head_dim, float scale) {
             const float *qh = q + h * head_dim, *ki = k + i * head_dim;
             for (size_t d = 0; d < head_dim; d++) p[i] += (long double)qh[d] * (long double)ki[d];
             p[i] *= (long double)scale;
+            if (cap > 0) p[i] = (long double)cap * tanhl(p[i] / (long double)cap);
             largest = fmaxl(largest, p[i]);
         }
         for (size_t i = 0; i < n; i++) sum += p[i] = expl(p[i] - largest);
@@ -235,10 +281,11 @@ static void test_attention(void) {
     for (size_t i = 0; i < sizeof n / sizeof *n; i++)
         for (size_t j = 0; j < sizeof group / sizeof *group; j++)
             for (size_t k = 0; k < sizeof dim / sizeof *dim; k++) test_attend(n[i], group[j], dim[k],
-                    (float)(1 / sqrt((double)dim[k])));
-    test_attend(130, 3, 10, 50);  // scores of some hundreds: all weight on few positions
-    test_attend(130, 3, 10, -50);
-    test_attend(130, 1, 64, 0);
+                    (float)(1 / sqrt((double)dim[k])), 0);
+    test_attend(130, 3, 10, 50, 0);  // scores of some hundreds: all weight on few positions
+    test_attend(130, 3, 10, -50, 0);
+    test_attend(130, 1, 64, 0, 0);
+    test_attend(130, 3, 10, 5, 3);
 }
 
 // A model of random weights in memory, llama's recipe, with biases and a head_dim of its own.
@@ -246,7 +293,8 @@ static Model tiny_model(void) {
     Model m = {.config = {.dim = 12, .hidden_dim = 20, .n_layers = 2, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10,
                           .vocab_size = 31, .seq_len = 100,
         .tied = 1, .norm_place = 5, .biases = 7, .rope_dim = 8, .n_rope_tables = 1, .rms_norm_eps = 1e-5,
-        .rope_attention_factor = 1.25, .attention_scale = 0.3}};
+        .rope_attention_factor = 1.25, .attention_scale = 0.3, .embedding_scale = 1,
+        .residual_scale = 1, .logit_scale = 1}};
     float *freq = random_floats(4);
     for (size_t i = 0; i < 4; i++) freq[i] = powf(100, -(float)i / 4);
     m.rope_freq = freq;
@@ -254,13 +302,33 @@ static Model tiny_model(void) {
     m.final_norm = random_floats(12);
     m.layers = allocate(2, sizeof *m.layers, "a test");
     for (size_t l = 0; l < 2; l++)
-        m.layers[l] = (Layer){.attention_norm = random_floats(12), .wq = random_floats(60 * 12),
+        m.layers[l] = (Layer){.rope = 1, .attention_norm = random_floats(12), .wq = random_floats(60 * 12),
                               .wk = random_floats(20 * 12), .wv = random_floats(20 * 12),
             .bq = random_floats(60), .bk = random_floats(20), .bv = random_floats(20), .wo = random_floats(12 * 60),
             .bo = random_floats(12),
             .ffn_norm = random_floats(12), .w1 = random_floats(20 * 12), .w3 = random_floats(20 * 12),
             .w2 = random_floats(12 * 20),
             .b1 = random_floats(20), .b3 = random_floats(20), .b2 = random_floats(12)};
+    return m;
+}
+
+// The same with everything else that a header can ask for, in parallel or with norms after.
+static Model odd_model(bool parallel) {
+    Model m = tiny_model();
+    Config *c = &m.config;
+    c->norm_kind = c->tied = 1, c->norm_place = parallel ? 1 + PARALLEL : 2 + 8, c->qk_norm = parallel ? 3 : 2;
+    c->biases = 31, c->n_rope_tables = 2, c->rope_attention_factor_local = 0.75, c->norm_weight_add = 1;
+    c->embedding_scale = 3, c->residual_scale = 0.5, c->logit_scale = 0.25, c->activation = 1;
+    c->attention_softcap = 2, c->logit_softcap = 3;
+    m.rope_freq = random_floats(8), m.final_norm_bias = random_floats(12), m.classifier_bias = random_floats(31);
+    for (size_t l = 0; l < 2; l++) {
+        Layer *w = &m.layers[l];
+        w->window = l ? 0 : 16, w->rope = l ? 0 : 2, w->q_norm = random_floats(60), w->k_norm = random_floats(20);
+        if (parallel) w->ffn_norm = NULL, w->attention_norm_bias = random_floats(12);
+        else w->ffn_norm = w->attention_norm = NULL;
+        if (!parallel) w->attention_post_norm = random_floats(12), w->attention_post_norm_bias = random_floats(12);
+        if (!parallel) w->ffn_post_norm = random_floats(12), w->ffn_post_norm_bias = random_floats(12);
+    }
     return m;
 }
 
@@ -274,7 +342,9 @@ static void test_rope(Model m) {
         float *x = random_floats(5 * 3 * 10), *before = random_floats(5 * 3 * 10);
         memcpy(before, x, 150 * sizeof *x);
         rope_angles(&r, 5);
-        rope(&r, x, 5, 3);
+        rope(&r, x, 5, 3, 0);
+        EXPECT(same_floats(x, before, 150), "no table, but turned");
+        rope(&r, x, 5, 3, 1);
         double worst = 0;
         for (size_t row = 0; row < 15; row++)
             for (size_t i = 0; i < 10; i++) {
@@ -442,12 +512,14 @@ int main(int argc, char **argv) {
     test_buffer();
     test_exp();
     test_matmuls();
-    test_rmsnorm();
-    test_swiglu();
+    test_functions();
+    test_norms();
+    test_gated();
     test_attention();
     Model m = tiny_model();
     test_rope(m);
     test_forward(&m);
+    for (int parallel = 0; parallel < 2; parallel++) m = odd_model(parallel), test_forward(&m);
     test_uniform();
     test_picks();
     test_keep_best();
