@@ -100,19 +100,18 @@ static File map_file(const char *path) {
 
 // ---- threads --------------------------------------------------------------------------------------------------------
 // The forward pass runs in all threads at once. Where there is work to share, each takes the next of n items that nobody
-// has taken, until there is none, and then waits for the others to finish theirs:
+// has taken, until there is none, and then waits until all are done:
 //     for (size_t i; next_item(&i, n);) ... item i ...
-// Who computes an item never changes how. Waiting gives way to other programs after a while.
-static struct { _Alignas(64) atomic_size_t next; _Alignas(64) atomic_int waiting; _Alignas(64) atomic_uint round; } team;
+// Who computes an item never changes how. One counter does it all: a thread draws a number when it has finished an item,
+// so that the last of n + threads numbers is drawn when nobody works any more.
+static _Alignas(64) atomic_size_t drawn;  // numbers so far
+static _Thread_local size_t past;         // of these, for work that is done; both begin at 0 in a parallel region
 
 static bool next_item(size_t *item, size_t n) {
-    enum { SPINS = 2000 };  // some microseconds
-    if ((*item = atomic_fetch_add(&team.next, 1)) < n) return true;
-    unsigned round = atomic_load(&team.round);
-    if (atomic_fetch_add(&team.waiting, 1) + 1 == omp_get_num_threads()) {  // the last one to come
-        atomic_store(&team.waiting, 0), atomic_store(&team.next, 0), atomic_store(&team.round, round + 1);
-    }
-    for (int i = 0; atomic_load(&team.round) == round; i++) if (i > SPINS) sched_yield();
+    enum { SPINS = 20000 };  // some tens of microseconds, then other programs may run
+    if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
+    past += n + (size_t)omp_get_num_threads();
+    for (int i = 0; atomic_load(&drawn) < past; i++) if (i > SPINS) sched_yield();
     return false;
 }
 
@@ -439,6 +438,8 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         for (size_t k = 0; k < n / LANES; k++) {
             Vec wv[8];
             UNROLL for (size_t r = 0; r < R; r++) wv[r] = load_weights(w, r * row + k * step + p * WIDTH, type);
+            UNROLL for (size_t r = 0; r < R && type == BF16; r++)  // short rows: the next ones are not foreseen
+                __builtin_prefetch((const uint16_t *)w + (R + r) * row + k * step, 0, 2);
             UNROLL for (size_t t = 0; t < T; t++) {  // volatile: or gcc loads xv again for each row
                 Vec xv = *(const volatile LooseVec *)(x + t * x_stride + k * LANES + p * WIDTH);
                 UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = multiply_add(xv, wv[r], sum[t][r]);
@@ -469,16 +470,14 @@ enum { PANEL = 32, K_BLOCK = 1024 };  // rows and elements of w that are multipl
 
 // Copies count elements from k on of n_rows rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
 static void pack(float *packed, const Tensor *w, size_t first, size_t n_rows, size_t group, size_t k, size_t count) {
-    for (size_t start = first; start < first + n_rows; start += group)
-        for (size_t i = k; i < k + count; i += LANES)
-            for (size_t r = start; r < start + group; r++, packed += LANES) {
-                size_t at = r * w->columns + i, left = r < w->rows ? min_size(LANES, w->columns - i) : 0;
-                for (size_t p = 0; p < LANES && left == LANES; p += WIDTH)
-                    store(packed + p, load_weights(w->data, at + p, w->type));
-                float last[LANES] = {0};  // the end of a row, where LANES may reach beyond the file
-                for (size_t j = 0; j < left && left < LANES; j++) last[j] = weight(w, at + j);
-                if (left < LANES) memcpy(packed, last, sizeof last);
-            }
+    for (size_t r = 0; r < n_rows; r++) {
+        float *to = packed + r / group * group * round_up(count, LANES) + r % group * LANES;
+        for (size_t i = k; i < k + count; i += LANES, to += group * LANES) {
+            size_t at = (first + r) * w->columns + i, left = first + r < w->rows ? min_size(LANES, k + count - i) : 0;
+            for (size_t p = 0; p < LANES && left == LANES; p += WIDTH) store(to + p, load_weights(w->data, at + p, w->type));
+            for (size_t j = 0; j < LANES && left < LANES; j++) to[j] = j < left ? weight(w, at + j) : 0;
+        }
+    }
 }
 
 // Rows first .. last of w (rows, columns) times x: out (T, rows) = x (T, columns) w^T. They are read from memory once: a
@@ -488,11 +487,11 @@ static void multiply(float *out, size_t out_stride, const float *x, size_t x_str
                      size_t last, size_t T) {
     _Alignas(64) float packed[PANEL * K_BLOCK];
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
-    for (size_t panel = n_tiles > 1 ? PANEL : group; first < last; first += panel)
+    for (size_t panel = n_tiles > 16 ? PANEL : group; first < last; first += panel)
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
             size_t rows = min_size(panel, round_up(last - first, group)), padded = round_up(count, LANES);
-            bool copy = n_tiles > 1 || count < LANES || first + rows > w->rows;
+            bool copy = n_tiles > 16 || count < LANES || first + rows > w->rows;
             if (copy) pack(packed, w, first, rows, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
                 for (size_t r = 0, t = T * i / n_tiles; r < rows; r += group) {
@@ -898,9 +897,10 @@ static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
 static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
+    atomic_store(&drawn, 0);
     #pragma omp parallel
     {
-        embed(r, tokens, T);
+        past = 0, embed(r, tokens, T);
         for (size_t l = 0; l < c->n_layers; l++) {
             const Layer *w = &m->layers[l];
             keep_hidden(r, l, r->x, T);
@@ -928,8 +928,9 @@ static void forward(Run *r, const int *tokens, size_t T) {
 static const float *logits_of(Run *r, size_t first, size_t n) {
     const Config *c = &r->model->config;
     float cap = (float)c->logit_softcap;
+    atomic_store(&drawn, 0);
     #pragma omp parallel
-    matmul(r->logits, r->normed + first * stride(c->dim), r->model->classifier, r->model->classifier_bias, n);
+    past = 0, matmul(r->logits, r->normed + first * stride(c->dim), r->model->classifier, r->model->classifier_bias, n);
     for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || cap > 0); i++) {
         float logit = (float)((double)r->logits[i] * c->logit_scale);
         r->logits[i] = cap > 0 ? cap * fast_tanh(logit / cap) : logit;
