@@ -584,7 +584,7 @@ def test_gguf_of_sentencepiece(folder, tmp_path):
     path = write_gguf(tmp_path / "m.gguf", model="llama", tokens=pieces, scores=scores, token_type=kinds,
                       bos_token_id=1, eos_token_id=2,
                       unknown_token_id=0)
-    hashes = {export.tokenizer_hash(source) for source in (path, tmp_path / "tokenizer.json", model)}
+    hashes = {export.write_tokenizer(source, tmp_path / "t.bin") for source in (path, tmp_path / "tokenizer.json", model)}
     assert len(hashes) == 1 and 0 not in hashes
     check_same(tokenizer, exported(path, tmp_path / "t.bin"), COUNT // 20)
     write_gguf(path, model="llama", tokens=pieces, scores=scores, token_type=kinds, bos_token_id=1,
@@ -690,22 +690,32 @@ def sanitized_driver(folder):
     return str(path)
 
 
+WIDTHS = dict(ids=5, edges=4, map=4, bytes=1, masks=3, ranges=2, code=5, steps=8, post=1, turns=6, ends=1, data=1)
+HEAD = 48  # bytes before the numbers of rows
+
+
+def section(data, name):
+    """Where the number of rows of a section of tokenizer.bin stands, where the rows begin, how many there are."""
+    k, counts = [*WIDTHS].index(name), struct.unpack_from("<12I", data, HEAD)
+    return HEAD + 4 * k, HEAD + 48 + 4 * sum(n * w for n, w in zip(counts[:k], WIDTHS.values())), counts[k]
+
+
 def damaged(data, r):
     """The file cut off, its header agreeing or not; one column of a section wrong in all rows; or some bytes changed."""
     data, kind = bytearray(data), r.random()
     bad = r.choice((0, 1, 63, 64, 255, 256, 65536, 2**31 - 1, 2**31, 2**32 - 1, r.randrange(2**32)))
     if kind < 0.3:
-        data = data[:r.randrange(len(data))]
-        if len(data) > 32 and r.random() < 0.7:
-            data[16:24] = struct.pack("<Q", len(data))
+        size, place = len(data), HEAD + 4 * r.randrange(12)
+        data = data[:r.randrange(size)]
+        if len(data) > 96 and r.random() < 0.7:
+            count = struct.unpack_from("<I", data, place)[0]
+            struct.pack_into("<I", data, place, max(count - (size - len(data)) // 4, 0))
     elif kind < 0.6:
-        numbers = np.frombuffer(data, "<u4", 64 + 18)[18:].tolist()
-        filled = [(a, n, b) for a, n, b in zip(numbers[::2], numbers[1::2], numbers[2::2]) if n and b > a]
-        offset, n, end = r.choice(filled)
-        width = max((end - offset) // 4 // n, 1)
-        np.frombuffer(data, "<u4", (end - offset) // 4, offset)[r.randrange(width)::width] = bad
+        name = r.choice([name for name in [*WIDTHS][:-1] if section(data, name)[2]])
+        _, offset, n = section(data, name)
+        np.frombuffer(data, "<u4", n * WIDTHS[name], offset)[r.randrange(WIDTHS[name])::WIDTHS[name]] = bad
     for _ in range(r.choice((1, 1, 2, 4, 16)) if kind >= 0.6 else 0):
-        at = r.randrange(328) if r.random() < 0.3 else r.randrange(len(data))
+        at = r.randrange(96) if r.random() < 0.3 else r.randrange(len(data))
         if r.random() < 0.5:
             data[at] = r.randrange(256)
         else:
