@@ -517,7 +517,7 @@ REPEAT, GO, SUB, MATCH = range(4)    # instructions of patterns: op, where to (r
 AHEAD, NOT_AHEAD, BEHIND, NOT_BEHIND, ATOMIC = (0, 0), (1, 0), (0, 1), (1, 1), (0, 2)  # of SUB
 STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE = range(4)
 LSTRIP, RSTRIP, SINGLE_WORD, CONTROL = 2, 4, 8, 16  # of added tokens; CONTROL: in contents of a chat it is plain text
-SECTIONS = "ids edges map bytes masks ranges code steps post turns ends data".split()
+SECTIONS = "ids edges map ranges code steps post turns ends data".split()
 CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -782,7 +782,7 @@ class Program:
 
     def prepend(self, content, unless_there=True, first=False):
         there = [apart(NOT_AHEAD, self.literal(content))] if unless_there else []
-        self.split(sequence(self.start(), *there), 0b1100000 if first else 0b100000, content)
+        self.split(sequence(*there), 0b10100000 if first else 0b1100000, content)
 
     def normalizer(self, n):
         kind = n and n["type"]
@@ -868,8 +868,9 @@ class Program:
             sets[ord(c), 2] = n
         sets[-1] = sets[0xFFFD]
         starts = np.flatnonzero(np.append(True, (sets[1:] != sets[:-1]).any(1)))
-        self.rows["masks"], numbers = np.unique(sets[starts], axis=0, return_inverse=True)
-        self.rows["ranges"] = np.stack([starts, numbers.ravel()], 1)
+        if len(starts) > 65536:
+            refuse(f"{len(starts)} ranges of character classes, more than 65536")
+        self.rows["ranges"] = np.column_stack([starts, sets[starts]])
         self.rows["code"] = self.code or [[MATCH] + [0] * 4]
         counts = [len(self.rows[name]) for name in SECTIONS]
         head = struct.pack(f"<8sQI{len(header) - 1 + len(counts)}I", b"run.t\r\n\x1a", header[0], 2, *header[1:], *counts)
@@ -1286,7 +1287,7 @@ def compile_vocabulary(p, model):
         if model["byte_fallback"] and not names:
             refuse("byte_fallback together with an incomplete ByteLevel alphabet")
     numbers = {b: vocab.get(name, NONE) for name, b in names.items()}
-    p.rows["bytes"] = [[numbers.get(b, NONE)] for b in range(256)]
+    p.bytes = [numbers.get(b, NONE) for b in range(256)]
     p.step(STEP_MERGE, 0, 0, p.byte_level | model["fuse_unk"] << 1, edges=p.trie(words))
     pairs = {}
     for left, right, rank in model["merges"]:
@@ -1347,7 +1348,7 @@ def compile_tokenizer(spec, rows, chat):
         edges += [[right, *edge] for right, edge in sorted(pairs.get(i, {}).items())]
         p.rows["ids"].append([first[0], len(data), flags.get(i, 0), first[1], len(edges)])
     p.rows["data"] = np.frombuffer(data, "u1")
-    return p.file([fingerprint(spec), len(before), strip, unk, word, space, *p.compose])
+    return p.file([fingerprint(spec), len(before), strip, unk, word, space, *p.compose, *p.bytes])
 
 
 def write_tokenizer(source, path, rows=None):

@@ -622,22 +622,21 @@ static const float *logits_of(Run *r, size_t first, size_t n) {
 
 #define NONE UINT32_MAX  // in place of an id
 #define AS(type, buffer) ((type *)(void *)(buffer).data)
-enum { IDS, EDGES, MAP, BYTES, MASKS, RANGES, CODE, STEPS, POST, TURNS, ENDS, DATA, N_SECTIONS };
-enum { ID = 5, EDGE = 4, MASK = 3, OP = 5, STEP = 8, PART = 6 };  // columns of IDS; of EDGES and MAP; of MASKS, ...
+enum { IDS, EDGES, MAP, RANGES, CODE, STEPS, POST, TURNS, ENDS, DATA, N_SECTIONS };
+enum { ID = 5, EDGE = 4, RANGE = 4, OP = 5, STEP = 8, PART = 6 };  // columns of IDS; of EDGES and MAP; ...
 enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
 enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };  // of an id (hidden), of an added token
 
-// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, r row of MASKS, k class, p row of CODE,
-// o and s kind of those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
+// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
+// those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
 static const char *const columns[N_SECTIONS] = {
     [IDS] = ".d..e",       // the bytes that an id decodes to; flags; range of pairs that it is the left one of
     [EDGES] = ".n.e",      // key, id, range of edges that go on from here: tries over code points (or bytes). Ranges
                            // ascend by their keys. A pair's: right id, merged id, rank (the lowest merges first), 0
     [MAP] = ".u.m",        // key, code point, range of MAP: texts; texts that keys become; what two keys compose to
-    [BYTES] = "n",         // 256 ids: what a character without a symbol becomes, byte by byte
-    [MASKS] = "...",       // sets of character classes: bits 0-31, 32-63; canonical combining class
-    [RANGES] = "ur",       // the row of MASKS of every code point from this one, first 0, to the next row's
+    [RANGES] = "u...",     // of the code points from this one, first 0, to the next row's: the set of their classes (bits
+                           // 0-31, 32-63), their canonical combining class
     [CODE] = "opk..",      // op, row to go to, class, two numbers: the programs of patterns, see match()
     [STEPS] = "spk..m.e",  // kind, program, class, bits, ranges of MAP and EDGES: what is done to every text, in turn
     [POST] = "i",          // ids around every text: n_before in front, the others at the end
@@ -652,12 +651,13 @@ typedef struct {
     uint32_t version, n_before, strip, unk;  // strip: how many spaces decoding drops in front; NONE: the first token's
     uint32_t word_class, space_class;        // \w and \s of added tokens
     uint32_t compose[2];                     // range of MAP: first code points of pairs, each with its second ones
+    uint32_t bytes[256];                     // ids or NONE: what a character without a symbol becomes, byte by byte
     uint32_t n[N_SECTIONS];                  // rows
     const char *path;                        // from here on not in the file
     const uint32_t *at[N_SECTIONS];          // (n, width)
     const unsigned char *data;               // DATA
     size_t n_ids;
-    uint16_t *mask;                          // (0x110100) row of MASKS of each code point
+    uint16_t *range;                         // (0x110100) row of RANGES of each code point
     bool strip_after_bos;                    // as llama2.c does
 } Tokenizer;
 
@@ -722,9 +722,11 @@ static const uint32_t *find(const Tokenizer *t, int section, const uint32_t *ran
     return NULL;
 }
 
+static uint32_t flags_of(const Tokenizer *t, uint32_t id) { return t->at[IDS][ID * (size_t)id + 2]; }
+
 // Whether the stretch has an i-th character (none is before the first), and it is of class k.
 static bool of_class(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
-    return i < x->size && t->at[MASKS][MASK * t->mask[x->s[i].c] + k / 32] >> k % 32 & 1;
+    return i < x->size && t->at[RANGES][RANGE * (size_t)t->range[x->s[i].c] + 1 + k / 32] >> k % 32 & 1;
 }
 
 static void spend(Encoder *e, size_t n) {
@@ -770,37 +772,36 @@ static void run_step(Encoder *e, const uint32_t *step, Stretch x);
 static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
     for (size_t i = 0, end, done = 0; i <= x->size; i = end) {
-        const uint32_t *range = step + 6, *edge, *id = NULL;
-        uint32_t flags = 0, more;
+        const uint32_t *range = step + 6, *edge, *token = NULL;
         bool content = false;
         end = i + 1;
         for (size_t j = i; j < x->size && (edge = find(t, EDGES, range, x->s[j].c)); range = edge + 2) {
             content |= x->s[j++].content, spend(e, 1);
-            more = edge[1] == NONE ? CONTROL : t->at[IDS][ID * (size_t)edge[1] + 2];
-            if (edge[1] != NONE && !(content && more & CONTROL)) id = edge + 1, flags = more, end = j;
+            if (edge[1] != NONE && !(content && flags_of(t, edge[1]) & CONTROL)) token = edge + 1, end = j;
         }
-        bool inside = of_class(t, x, i - 1, t->word_class) || of_class(t, x, end, t->word_class);
-        if (flags & SINGLE_WORD && inside) continue;
+        uint32_t flags = token ? flags_of(t, *token) : 0, word = t->word_class, space = t->space_class;
+        if (flags & SINGLE_WORD && (of_class(t, x, i - 1, word) || of_class(t, x, end, word))) continue;
         size_t start = flags & LSTRIP && i < done ? done : i, stop = end;
-        while (flags & LSTRIP && start > done && of_class(t, x, start - 1, t->space_class)) start--;
-        while (flags & RSTRIP && of_class(t, x, stop, t->space_class)) stop++;
-        if ((id || i == x->size) && done < start)
-            run_step(e, step + STEP, (Stretch){x->s + done, start - done, x->leads && !done});
-        if (id && start < stop) append(&e->ids, id, sizeof *id);  // not in spaces that the one before took
-        if (id) done = stop;
+        while (flags & LSTRIP && start > done && of_class(t, x, start - 1, space)) start--;
+        while (flags & RSTRIP && of_class(t, x, stop, space)) stop++;
+        Stretch before = {x->s + done, start - done, x->leads && !done};
+        if ((token || i == x->size) && done < start) run_step(e, step + STEP, before);
+        if (token && start < stop) append(&e->ids, token, sizeof *token);  // not in spaces that the one before took
+        if (token) done = stop;
     }
 }
 
 // STEP_SPLIT: matches of the program (kind 1; an empty one does not touch the one before) and what lies between (kind
 // 0). A new piece begins where bit 2 x (kind before) + kind is set; a kind with bit 4 + kind becomes the text in MAP.
+// Bit 6: a match can only be at the start, bit 7: of the whole text.
 static void split_pattern(Encoder *e, const uint32_t *step, const Stretch *x) {
     Buffer piece = {0};
-    bool leads = x->leads, more = leads || !(step[3] & 64);  // bit 6: nothing but where the whole text starts
-    if (!more) append(&piece, x->s, x->size * sizeof *x->s);
+    bool leads = x->leads, more = true;
+    size_t tries = !(step[3] & 0xC0) ? x->size + 1 : leads || !(step[3] & 0x80);
     for (size_t end = 0, kind, last = 2; more;) {
         size_t stop = SIZE_MAX, i = end;
-        while (i <= x->size && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == end && last < 2))) i++;
-        more = i <= x->size;
+        while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == end && last < 2))) i++;
+        more = i < tries;
         const size_t part[] = {end, more ? i : x->size, more ? stop : x->size};
         for (kind = part[0] == part[1]; kind < 1u + more; last = kind++) {
             bool content = false;
@@ -817,50 +818,45 @@ static void split_pattern(Encoder *e, const uint32_t *step, const Stretch *x) {
     run_step(e, step + STEP, all_of(piece, leads)), free(piece.data);
 }
 
-// Canonical composition: each mark joins the last starter unless one of its class or above stands between. The new n.
-static size_t compose(const Tokenizer *t, Char *m, size_t n) {
-    size_t out = 0, starter = SIZE_MAX;
-    for (size_t i = 0; i < n; i++) {
-        bool open = starter < out && (starter == out - 1 || m[out - 1].class < m[i].class);
-        const uint32_t *pair = open ? find(t, MAP, t->compose, m[starter].c) : NULL;
-        if (pair) pair = find(t, MAP, pair + 2, m[i].c);
-        if (pair) m[starter].c = pair[1], m[starter].content |= m[i].content;
-        else starter = m[i].class ? starter : out, m[out++] = m[i];
-    }
-    return out;
-}
-
-// STEP_NORMALIZE: keys in MAP become their texts; bit 0: canonical ordering, bit 1: composition. A stretch without any
-// of the class is as it should be.
+// STEP_NORMALIZE: keys in MAP become their texts; bit 0: then marks are ordered by their classes; bit 1: and each joins
+// the last starter unless one of its class or above stands between. Nothing, without a character of the class.
 static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
     const uint32_t *row;
     Buffer out = {0};
-    size_t i = 0, n = 0, k;
+    Char new;
+    size_t i = 0, n = 0, k, starter = SIZE_MAX;
     while (i < x->size && !of_class(t, x, i, step[2])) i++;
     bool as_is = i == x->size;
-    for (i = as_is ? i : 0; i < x->size; i++) {
+    for (i = as_is ? i : 0; i < x->size; i++)
         if ((row = find(t, MAP, step + 4, x->s[i].c))) append_mapped(t, &out, row[2], row[3], x->s[i].content);
         else append(&out, x->s + i, sizeof *x->s);
-        Char *m = AS(Char, out), new;
-        for (; n < out.size / sizeof new; m[k] = new, n++, spend(e, 1)) {
-            new = m[k = n], new.class = (uint16_t)(step[3] & 1 ? t->at[MASKS][MASK * t->mask[new.c] + 2] : 0);
-            for (; new.class && k && m[k - 1].class > new.class; k--, spend(e, 1)) m[k] = m[k - 1];
-        }
+    Char *m = AS(Char, out);
+    for (i = 0; i < out.size / sizeof *m && step[3] & 1; m[k] = new, i++, spend(e, 1)) {
+        new = m[k = i], new.class = (uint16_t)t->at[RANGES][RANGE * (size_t)t->range[new.c] + 3];
+        for (; new.class && k && m[k - 1].class > new.class; k--, spend(e, 1)) m[k] = m[k - 1];
     }
-    if (step[3] & 2) out.size = sizeof(Char) * compose(t, AS(Char, out), n);
+    for (i = 0; i < out.size / sizeof *m && step[3] & 2; i++) {
+        bool open = starter < n && (starter == n - 1 || m[n - 1].class < m[i].class);
+        row = open ? find(t, MAP, t->compose, m[starter].c) : NULL;
+        if (row) row = find(t, MAP, row + 2, m[i].c);
+        if (row) m[starter].c = row[1], m[starter].content |= m[i].content;
+        else starter = m[i].class ? starter : n, m[n++] = m[i];
+    }
+    if (step[3] & 2) out.size = n * sizeof *m;
     run_step(e, step + STEP, as_is ? *x : all_of(out, x->leads)), free(out.data);
 }
 
 static void push_symbol(Encoder *e, uint32_t id) {
     uint32_t i = (uint32_t)(e->symbols.size / sizeof(Symbol));
     append(&e->symbols, &(Symbol){id, i - 1, NONE, NONE}, sizeof(Symbol));
+    append(&e->ranks, (uint64_t[]){UINT64_MAX, UINT64_MAX}, 2 * sizeof(uint64_t));
     if (i) AS(Symbol, e->symbols)[i - 1].next = i;
 }
 
 // Merging begins with these. A character without a symbol becomes its byte tokens, else unk, else nothing.
 static void push_symbols(Encoder *e, const uint32_t *step, Stretch x) {
-    const uint32_t *bytes = e->t->at[BYTES], unk = e->t->unk;
+    const uint32_t *bytes = e->t->bytes, unk = e->t->unk;
     bool due = false;  // an unk; byte tokens overtake it, as in `tokenizers`
     unsigned char s[4];
     for (size_t i = 0; i < x.size; i++) {
@@ -869,10 +865,10 @@ static void push_symbols(Encoder *e, const uint32_t *step, Stretch x) {
         size_t n = utf8_encode(x.s[i].c, s);
         for (size_t k = 0; k < n; k++) as_bytes = as_bytes && bytes[s[k]] != NONE;
         for (size_t k = 0; k < n && as_bytes; k++) push_symbol(e, bytes[s[k]]);
-        if (as_bytes || (!known && unk == NONE)) continue;
+        if (as_bytes) continue;
         if (due && (known || !(step[3] & 2))) push_symbol(e, unk);
-        due = !known;
         if (known) push_symbol(e, edge[1]);
+        due = !known && unk != NONE;
     }
     if (due) push_symbol(e, unk);
 }
@@ -881,12 +877,13 @@ static void push_symbols(Encoder *e, const uint32_t *step, Stretch x) {
 // the lower one of 2 k and 2 k + 1 at k, so that the next merge of all is at 1.
 static void rank_pair(Encoder *e, size_t n, uint32_t i) {
     Symbol *x = AS(Symbol, e->symbols), *s = x + i;
-    uint64_t *ranks = AS(uint64_t, e->ranks);
+    uint64_t *ranks = AS(uint64_t, e->ranks), low;
     const uint32_t *left = s->id != NONE && s->next != NONE ? e->t->at[IDS] + ID * (size_t)s->id : NULL;
     const uint32_t *pair = left ? find(e->t, EDGES, left + 3, x[s->next].id) : NULL;
     s->merged = pair ? pair[1] : NONE;
     ranks[n + i] = pair ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
-    for (size_t k = n + i; k > 1; k /= 2) ranks[k / 2] = ranks[k] < ranks[k ^ 1] ? ranks[k] : ranks[k ^ 1];
+    for (size_t k = n + i; k > 1 && ranks[k / 2] != (low = ranks[k] < ranks[k ^ 1] ? ranks[k] : ranks[k ^ 1]); k /= 2)
+        ranks[k / 2] = low;
 }
 
 // STEP_MERGE: byte-pair encoding of one piece, unless the trie has it as a whole: the neighbours of lowest rank merge
@@ -895,16 +892,14 @@ static void merge_piece(Encoder *e, const uint32_t *step, const Stretch *piece) 
     const uint32_t *range = step + 6, *edge = NULL;
     unsigned char s[4];
     e->units.size = e->symbols.size = e->ranks.size = 0;
-    for (size_t i = 0; i < piece->size; i++)
-        for (size_t k = 0, n = step[3] & 1 ? utf8_encode(piece->s[i].c, s) : 1; k < n; k++)
-            append(&e->units, &(Char){.c = step[3] & 1 ? s[k] : piece->s[i].c}, sizeof(Char));
-    Stretch x = all_of(e->units, false);
+    for (size_t i = 0, n, k; i < piece->size && step[3] & 1; i++)
+        for (n = utf8_encode(piece->s[i].c, s), k = 0; k < n; k++) append(&e->units, &(Char){.c = s[k]}, sizeof(Char));
+    const Stretch x = step[3] & 1 ? all_of(e->units, false) : *piece;
     for (size_t i = 0; i < x.size && (edge = find(e->t, EDGES, range, x.s[i].c)); i++) range = edge + 2;
     if (edge && edge[1] != NONE) push_symbol(e, edge[1]);
     else push_symbols(e, step, x);
     size_t n = e->symbols.size / sizeof(Symbol);
     Symbol *m = AS(Symbol, e->symbols);
-    for (size_t i = 0; i < 2 * n; i++) append(&e->ranks, &(uint64_t){UINT64_MAX}, sizeof(uint64_t));
     for (uint32_t i = 0; i < n; i++) rank_pair(e, n, i);
     for (uint64_t first; n && (first = AS(uint64_t, e->ranks)[1]) != UINT64_MAX;) {
         uint32_t i = (uint32_t)first, next = m[i].next;
@@ -932,7 +927,7 @@ static int *encode(const Tokenizer *t, Buffer text, bool alone, size_t *n) {
     Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)x.size};
     unsigned char s[4];
     for (size_t i = 0, at = 0; i < x.size; at += utf8_encode(x.s[i++].c, s))
-        if (x.s[i].c >= 0x110000 && t->at[BYTES][x.s[i].c & 0xFF] == NONE)
+        if (x.s[i].c >= 0x110000 && t->bytes[x.s[i].c & 0xFF] == NONE)
             die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend it)", at, x.s[i].c & 0xFF, t->path);
     if (alone) append(&e.ids, t->at[POST], t->n_before * sizeof(uint32_t));
     run_step(&e, t->at[STEPS], x);
@@ -971,8 +966,8 @@ static void sound(const Tokenizer *t, bool good, const char *what) {
 
 // Checks the numbers in n rows of these columns.
 static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at, size_t n) {
-    static const char known[] = ".inurkposdem";
-    const size_t limits[] = {SIZE_MAX, t->n_ids, t->n_ids + 1, 0x110100, t->n[MASKS], 64, t->n[CODE], N_OPS, N_STEPS,
+    static const char known[] = ".inukposdem";
+    const size_t limits[] = {SIZE_MAX, t->n_ids, t->n_ids + 1, 0x110100, 64, t->n[CODE], N_OPS, N_STEPS,
                              t->n[DATA] + 1ul, t->n[EDGES] + 1ul, t->n[MAP] + 1ul};
     for (size_t c = 0, width = strlen(kinds); c < width; c++)
         for (size_t i = c, limit = limits[strchr(known, kinds[c]) - known]; i < n * width; i += width)
@@ -989,10 +984,10 @@ static void load_sections(Tokenizer *t, File f) {
         sound(t, size <= f.size - at, "size");
     }
     t->n_ids = t->n[IDS], t->data = f.data + f.size - t->n[DATA];
-    sound(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n[BYTES] == 256 && t->n_before <= t->n[POST], "size");
+    sound(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
     for (int k = 0; k < N_SECTIONS; k++) check_rows(t, columns[k], t->at[k], t->n[k]);
-    check_rows(t, "nkk.m", &t->unk, 1);
-    sound(t, t->n[RANGES] && !t->at[RANGES][0] && t->n[MASKS] <= 65536, "character class");
+    check_rows(t, "nkk.m", &t->unk, 1), check_rows(t, "n", t->bytes, 256);
+    sound(t, t->n[RANGES] - 1 < 65536 && !t->at[RANGES][0], "character class");
     sound(t, t->n[CODE] && t->at[CODE][OP * (t->n[CODE] - 1ul)] == OP_MATCH, "pattern");
     sound(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
 }
@@ -1019,49 +1014,49 @@ static const Piece *find_piece(Buffer pieces, const unsigned char *s, size_t n) 
 // third one, the best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     Buffer to[N_SECTIONS] = {0}, pieces = {0}, pairs = {0};
-    uint32_t size = (uint32_t)f.size, longest = 0, n = 0, id = 0, rank, c;
+    uint32_t size = (uint32_t)f.size, longest, n, n_ids = 0, rank, c;
     float score;
-    memcpy(&longest, f.data, min_size(4, size)), append(&to[DATA], f.data, f.size);
-    sound(t, f.size < NONE / 2 && longest <= 512, "size, if it is a tokenizer");
-    for (uint32_t at = 4; at < size; at += n, id++) {
-        sound(t, size - at >= 8, "end, if it is a tokenizer");
-        memcpy(&score, f.data + at, 4), memcpy(&n, f.data + at + 4, 4), at += 8;
-        sound(t, n <= longest && n <= size - at && score == score, "piece, if it is a tokenizer");
+    sound(t, f.size < NONE / 2, "size, if it is a tokenizer");
+    append(&to[DATA], f.data, f.size);
+    for (uint32_t b = 0; b < 256; b++) append(&to[DATA], &b, 1), t->bytes[b] = b + 3;
+    t->data = to[DATA].data, memcpy(&longest, t->data, 4);
+    for (uint32_t at = 4; at < size; at += n, n_ids++) {
+        memcpy(&score, t->data + at, 4), memcpy(&n, t->data + at + 4, 4), at += 8;
+        bool good = longest <= 512 && at <= size && n <= longest && n <= size - at && score == score;
+        sound(t, good, "piece, if it is a tokenizer");
         score = 0.0f - score, memcpy(&rank, &score, 4);
         rank = rank >> 31 ? ~rank : rank | 1u << 31;  // falls as the score rises
-        append(&pieces, &(Piece){fnv1a(f.data + at, n), at, n, id, rank}, sizeof(Piece));
-        uint32_t from = id - 3 < 256 ? size + id - 3 : at, flags = id == 1 || id == 2 ? SPECIAL : 0;
-        append(&to[IDS], (uint32_t[ID]){from, id - 3 < 256 ? from + 1 : at + n, flags}, sizeof(uint32_t[ID]));
+        append(&pieces, &(Piece){fnv1a(t->data + at, n), at, n, n_ids, rank}, sizeof(Piece));
+        uint32_t byte = n_ids - 3, flags = n_ids == 1 || n_ids == 2 ? SPECIAL : 0;
+        uint32_t from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
+        append(&to[IDS], (uint32_t[ID]){from, end, flags}, 4 * ID);
     }
-    sound(t, id >= 259, "number of pieces, if it is a tokenizer");
-    append(&to[IDS], (uint32_t[ID]){0}, sizeof(uint32_t[ID]));  // one more, whose range are the symbols
-    for (uint32_t b = 0; b < 256; b++) append(&to[DATA], &b, 1), append(&to[BYTES], &(uint32_t){b + 3}, 4);
-    qsort(pieces.data, id, sizeof(Piece), compare_keys);
-    for (const Piece *p = AS(Piece, pieces), *left, *right; p < AS(Piece, pieces) + id; p++) {
-        const unsigned char *s = f.data + p->at;
+    sound(t, n_ids >= 259, "number of pieces, if it is a tokenizer");
+    append(&to[IDS], (uint32_t[ID]){0}, 4 * ID);  // one more, whose range will be that of the symbols
+    qsort(pieces.data, n_ids, sizeof(Piece), compare_keys);
+    for (const Piece *p = AS(Piece, pieces), *end = p + n_ids, *left, *right; p < end; p++) {
+        const unsigned char *s = t->data + p->at;
         if (!p->n || find_piece(pieces, s, p->n) != p) continue;  // the same piece again
-        if (utf8_decode(s, p->n, &c) == p->n)
-            append(&pairs, &(Piece){(uint64_t)id << 32 | c, 0, 0, p->id, 0}, sizeof *p);
-        for (uint32_t k = 1; k < p->n; k++)
-            if ((left = find_piece(pieces, s, k)) && (right = find_piece(pieces, s + k, p->n - k)))
-                append(&pairs, &(Piece){(uint64_t)left->id << 32 | right->id, 0, 0, p->id, p->rank}, sizeof *p);
+        Piece pair = {.key = (uint64_t)n_ids << 32, .id = p->id, .rank = p->rank};
+        if (utf8_decode(s, p->n, &c) == p->n) pair.key |= c, append(&pairs, &pair, sizeof pair);
+        for (uint32_t k = 1; k < p->n; k++) {
+            if (!(left = find_piece(pieces, s, k)) || !(right = find_piece(pieces, s + k, p->n - k))) continue;
+            pair.key = (uint64_t)left->id << 32 | right->id, append(&pairs, &pair, sizeof pair);
+        }
     }
     if (pairs.size) qsort(pairs.data, pairs.size / sizeof(Piece), sizeof(Piece), compare_keys);
     for (uint32_t i = 0; i < pairs.size / sizeof(Piece); i++) {
-        Piece p = AS(Piece, pairs)[i];
-        uint32_t *row = AS(uint32_t, to[IDS]) + ID * (p.key >> 32);
+        const Piece *p = AS(Piece, pairs) + i;
+        uint32_t *row = AS(uint32_t, to[IDS]) + ID * (p->key >> 32);
         row[3] = row[4] ? row[3] : i, row[4] = i + 1;
-        append(&to[EDGES], (uint32_t[]){(uint32_t)p.key, p.id, p.rank, 0}, sizeof(uint32_t[EDGE]));
+        append(&to[EDGES], (uint32_t[EDGE]){(uint32_t)p->key, p->id, p->rank}, 4 * EDGE);
     }
-    const uint32_t *symbols = AS(uint32_t, to[IDS]) + ID * (size_t)id + 3;
-    append(&to[STEPS], (uint32_t[]){STEP_SPLIT, 0, 0, 1 << 5, 0, 1, 0, 0, STEP_MERGE, 0, 0, 0, 0, 0}, 56);
-    append(&to[STEPS], symbols, 8);
-    append(&to[CODE], (uint32_t[]){OP_SUB, 3, 0, 1, 1, OP_REPEAT, 0, 0, 1, 1, OP_MATCH, 0, 0, 0, 0, OP_MATCH}, 64);
-    append(&to[MAP], (uint32_t[]){0, ' '}, 8), append(&to[POST], (uint32_t[]){1}, 4);
-    append(&to[MASKS], (uint32_t[]){1, 0, 0}, 12), append(&to[RANGES], (uint32_t[]){0, 0}, 8);
+    append(&to[STEPS], (uint32_t[]){STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE, 0, 0, 0, 0, 0}, 4 * (2 * STEP - 2));
+    append(&to[STEPS], AS(uint32_t, to[IDS]) + ID * (size_t)n_ids + 3, 4 * 2);
+    append(&to[CODE], (uint32_t[OP]){OP_MATCH}, 4 * OP), append(&to[MAP], (uint32_t[EDGE]){0, ' '}, 4 * EDGE);
+    append(&to[RANGES], (uint32_t[RANGE]){0}, 4 * RANGE), append(&to[POST], (uint32_t[]){1}, 4);
     for (int k = 0; k < N_SECTIONS; k++) t->at[k] = AS(uint32_t, to[k]);
-    t->data = to[DATA].data, t->n_ids = id, t->strip_after_bos = true;
-    t->strip = t->n_before = t->n[POST] = t->n[RANGES] = 1;
+    t->strip = t->n_before = t->n[POST] = t->n[RANGES] = 1, t->n_ids = n_ids, t->strip_after_bos = true;
     free(pieces.data), free(pairs.data);
 }
 
@@ -1070,20 +1065,19 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
     *t = (Tokenizer){.path = path};
     if (f.size < offsetof(Tokenizer, path) || memcmp(f.data, "run.t\r\n\x1a", 8)) load_llama2c_tokenizer(t, f);
     else load_sections(t, f);
-    t->mask = allocate(0x110100, sizeof *t->mask, "the tokenizer");
-    for (size_t i = 0, c = 0; c < 0x110100; t->mask[c++] = (uint16_t)t->at[RANGES][2 * i + 1])
-        if (i + 1 < t->n[RANGES] && c == t->at[RANGES][2 * i + 2]) i++;
+    t->range = allocate(0x110100, sizeof *t->range, "the tokenizer");
+    for (size_t i = 0, c = 0; c < 0x110100; t->range[c++] = (uint16_t)i)
+        if (i + 1 < t->n[RANGES] && c == t->at[RANGES][RANGE * (i + 1)]) i++;
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
-// export.py takes the model's chat template apart. TURNS has four rows for the first turn where a reply follows, four
-// where it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. The first
-// three are what goes in front of the system prompt, the user's message, the reply: a text, where it ends if the content
-// is empty, classes stripped from the content, left and right, bits. The fourth is of replies that hold its text.
-
+// export.py takes the model's chat template apart. TURNS has four rows for the first turn if a reply follows, four if
+// it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. Three of four are
+// what precedes the system prompt, the user's message, the reply: a text, where it ends if the content is empty, what
+// classes are stripped from the content, left and right, bits. The fourth is for a reply that holds its text, </think>.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
-// A content as the template repeats it: stripped, a reply without all up to the last text of `cut`, </think>.
+// A content as the template repeats it: stripped, a reply without all up to the last text of `cut`.
 static Buffer repeated(const Tokenizer *t, Buffer given, const uint32_t *row, const uint32_t *cut) {
     Buffer all = {0}, kept = {0};
     append_utf8(&all, given.data, given.size, true);

@@ -690,14 +690,14 @@ def sanitized_driver(folder):
     return str(path)
 
 
-WIDTHS = dict(ids=5, edges=4, map=4, bytes=1, masks=3, ranges=2, code=5, steps=8, post=1, turns=6, ends=1, data=1)
-HEAD = 48  # bytes before the numbers of rows
+WIDTHS = dict(ids=5, edges=4, map=4, ranges=4, code=5, steps=8, post=1, turns=6, ends=1, data=1)
+HEAD = 48 + 4 * 256  # bytes before the numbers of rows
 
 
 def section(data, name):
     """Where the number of rows of a section of tokenizer.bin stands, where the rows begin, how many there are."""
-    k, counts = [*WIDTHS].index(name), struct.unpack_from("<12I", data, HEAD)
-    return HEAD + 4 * k, HEAD + 48 + 4 * sum(n * w for n, w in zip(counts[:k], WIDTHS.values())), counts[k]
+    k, counts = [*WIDTHS].index(name), struct.unpack_from("<10I", data, HEAD)
+    return HEAD + 4 * k, HEAD + 40 + 4 * sum(n * w for n, w in zip(counts[:k], WIDTHS.values())), counts[k]
 
 
 def damaged(data, r):
@@ -705,9 +705,9 @@ def damaged(data, r):
     data, kind = bytearray(data), r.random()
     bad = r.choice((0, 1, 63, 64, 255, 256, 65536, 2**31 - 1, 2**31, 2**32 - 1, r.randrange(2**32)))
     if kind < 0.3:
-        size, place = len(data), HEAD + 4 * r.randrange(12)
+        size, place = len(data), HEAD + 4 * r.randrange(10)
         data = data[:r.randrange(size)]
-        if len(data) > 96 and r.random() < 0.7:
+        if len(data) > HEAD + 40 and r.random() < 0.7:
             count = struct.unpack_from("<I", data, place)[0]
             struct.pack_into("<I", data, place, max(count - (size - len(data)) // 4, 0))
     elif kind < 0.6:
@@ -715,7 +715,7 @@ def damaged(data, r):
         _, offset, n = section(data, name)
         np.frombuffer(data, "<u4", n * WIDTHS[name], offset)[r.randrange(WIDTHS[name])::WIDTHS[name]] = bad
     for _ in range(r.choice((1, 1, 2, 4, 16)) if kind >= 0.6 else 0):
-        at = r.randrange(96) if r.random() < 0.3 else r.randrange(len(data))
+        at = r.randrange(HEAD + 40) if r.random() < 0.3 else r.randrange(len(data))
         if r.random() < 0.5:
             data[at] = r.randrange(256)
         else:
