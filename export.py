@@ -1168,7 +1168,7 @@ def turn_row(template, system, later):
     past, last = split_at(render(*MARKS), MARKS), split_at(render(user), [user])
     if later:
         past, last = past[2:], past[4:]
-    row = dict(between=past[1], prompt=last[1], bits=0, cut="", of_system=("", ""), of_cut=("", ""))
+    row = dict(between=past[1], prompt=last[1], bits=0, cut="", refused="", of_system=("", ""), of_cut=("", ""))
     for name, text, bit in (("past", past[0], IN_PAST), ("last", last[0], IN_LAST)):
         row[name], found, row[name + "_2"] = text.rpartition(SYSTEM)
         row["bits"] |= bit * bool(found)
@@ -1217,6 +1217,15 @@ def compare(template, rows, systems):
         system, contents = systems[k % len(systems)], choose.choices(samples, k=2 * (k // len(systems) % 6) + 1)
         if render_rows(rows, system, contents) != template.render(system, contents):
             raise ValueError("rewrites what was said")
+    cut = rows[False, True]["cut"]
+    for tag in dict.fromkeys(re.findall(r"<\w+>", "\0".join(template.literals))):  # tools' results, to Qwen 3
+        form = tag, tag.replace("<", "</")
+        contents = ["a", f"<think>b{cut}c", "d".join(form)]
+        if render_rows(rows, None, contents) != template.render(None, contents):
+            for row in rows.values():
+                if row["refused"] not in ("", "".join(form)):
+                    raise ValueError(f"takes {row['refused']} and {''.join(form)} for no user's message")
+                row["refused"] = "".join(form)
 
 
 def find_template(source):
@@ -1271,11 +1280,14 @@ def compile_chat(p, chat, added):
         note(f"{listing(lost)} of the chat template are not found in text (no -m chat: export from a tokenizer.json)")
         return control
     for row in rows.values():
-        for name, after, shown, bit in (("past", "between", SHOWN, IN_PAST), ("last", "prompt", 0, IN_LAST)):
+        closing = (len(row["refused"]) + 1) // 2
+        for name, after, fourth, more, shown, bit in (("past", "between", "cut", 0, SHOWN, IN_PAST),
+                                                      ("last", "prompt", "refused", -closing, 0, IN_LAST)):
             bits = SHOWN * bool(row["bits"] & bit) | row["bits"] & EMPTY_IS_NONE
             for text, drop, kind, bits in ((name, 0, "of_system", bits), (name + "_2", row["drop"], "of_user", SHOWN),
-                                           (after, 0, "of_reply", shown), ("cut", 0, "of_cut", 0)):
+                                           (after, 0, "of_reply", shown), (fourth, more, "of_cut", 0)):
                 first, end = p.text(row[text])
+                end += min(drop, 0)
                 classes = [p.class_of(character_class(characters)) for characters in row[kind]]
                 p.rows["turns"].append([first, end, max(first, end - drop), *classes, bits])
     tokens = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or "(?!)")

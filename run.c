@@ -635,8 +635,8 @@ static const char *const columns[N_SECTIONS] = {
     [EDGES] = ".n.e",      // key, id, range of edges that go on from here: tries over code points (or bytes). Ranges
                            // ascend by their keys. A pair's: right id, merged id, rank (the lowest merges first), 0
     [MAP] = ".u.m",        // key, code point, range of MAP: texts; texts that keys become; what two keys compose to
-    [RANGES] = "u...",     // of the code points from this one, first 0, to the next row's: the set of their classes (bits
-                           // 0-31, 32-63), their canonical combining class
+    [RANGES] = "u...",     // of code points from this one, first 0, to the next row's: the set of their classes, bits
+                           // 0-31 and 32-63, and their canonical combining class
     [CODE] = "opk..",      // op, row to go to, class, two numbers: the programs of patterns, see match()
     [STEPS] = "spk..m.e",  // kind, program, class, bits, ranges of MAP and EDGES: what is done to every text, in turn
     [POST] = "i",          // ids around every text: n_before in front, the others at the end
@@ -1074,7 +1074,8 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
 // export.py takes the model's chat template apart. TURNS has four rows for the first turn if a reply follows, four if
 // it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. Three of four are
 // what precedes the system prompt, the user's message, the reply: a text, where it ends if the content is empty, what
-// classes are stripped from the content, left and right, bits. The fourth is for a reply that holds its text, </think>.
+// classes are stripped from the content, left and right, bits. The fourth is for a reply that holds its text, </think>;
+// if one is awaited, for a message that is not taken: between these two halves, <tool_response> and </tool_response>.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
 // A content as the template repeats it: stripped, a reply without all up to the last text of `cut`.
@@ -1093,6 +1094,14 @@ static Buffer repeated(const Tokenizer *t, Buffer given, const uint32_t *row, co
     return kept;
 }
 
+// Whether a content begins and ends with the two halves of a row's text, if there is one.
+static bool encloses(const Tokenizer *t, const uint32_t *row, Buffer content) {
+    const uint32_t *text = t->at[MAP] + EDGE * (size_t)row[0] + 1;
+    size_t size = content.size / sizeof(Char), head = (size_t)row[1] - row[0], n = (size_t)row[2] - row[0], k = 0;
+    while (n <= size && k < n && AS(Char, content)[k < head ? k : size - n + k].c == text[EDGE * k]) k++;
+    return n && k == n;
+}
+
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
 static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
     const uint32_t *rows = t->at[TURNS] + (system ? 16 * PART : 0);
@@ -1106,6 +1115,8 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
         for (int p = 0; p < 3; p++, row += PART) {
             Buffer content = {0};
             if (row[5] & SHOWN) content = repeated(t, contents[p], row, p == 2 ? row + PART : NULL);
+            if (p == 1 && k + 1 == n && encloses(t, row + 2 * PART, content))
+                die("to the chat template \"%.15s...\" is no user's message (begin otherwise)", messages[k].data);
             append_mapped(t, &text, row[0], row[content.size ? 1 : 2], false);
             append(&text, content.data, content.size), free(content.data);
         }
