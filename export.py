@@ -788,7 +788,8 @@ class Program:
     def split(self, pattern, bits, content=""):
         """A step that cuts the text at a pattern or puts `content` in its place."""
         first = len(self.code)
-        self.code += [[op, to and to + k, *rest] for k, (op, to, *rest) in enumerate([*pattern[0], [MATCH] + [0] * 4], first)]
+        for k, (op, to, *rest) in enumerate([*pattern[0], [MATCH] + [0] * 4], first):
+            self.code.append([op, to and to + k, *rest])
         self.step(STEP_SPLIT, first, 0, bits, self.text(content))
 
     def replace(self, pattern, content):
@@ -871,7 +872,7 @@ class Program:
             self.compose = self.keys({a: [0, *self.keys(seconds)] for a, seconds in pairs.items()})
         self.step(STEP_NORMALIZE, 0, self.class_of(character_class("".join(touched))), flags, mapped)
 
-    def file(self, header):
+    def file(self, hashed, *header):
         """The whole file: classes as runs of code points in the same ones; bytes that are no characters as U+FFFD."""
         if len(self.classes) > 64:
             refuse(f"patterns with {len(self.classes)} character classes, more than 64")
@@ -886,9 +887,9 @@ class Program:
             refuse(f"{len(starts)} ranges of character classes, more than 65536")
         self.rows["ranges"] = np.column_stack([starts, sets[starts]])
         self.rows["code"] = self.code or [[MATCH] + [0] * 4]
-        counts = [len(self.rows[name]) for name in SECTIONS]
-        head = struct.pack(f"<8sQI{len(header) - 1 + len(counts)}I", b"run.t\r\n\x1a", header[0], 2, *header[1:], *counts)
-        return head + b"".join(np.asarray(self.rows[name], "u1" if name == "data" else "<u4").tobytes() for name in SECTIONS)
+        numbers = [2, *header, *(len(self.rows[name]) for name in SECTIONS)]
+        parts = [np.asarray(self.rows[name], "u1" if name == "data" else "<u4").tobytes() for name in SECTIONS]
+        return struct.pack(f"<8sQ{len(numbers)}I", b"run.t\r\n\x1a", hashed, *numbers) + b"".join(parts)
 
 
 def normalized(form, texts):
@@ -1117,8 +1118,8 @@ IN_PAST, IN_LAST = 4, 8      # bits of a turn's row: where the system prompt sta
 TEXTS = "past past_2 last last_2 between prompt cut".split()
 BLANKS = [c for c in map(chr, range(0x110000)) if c.isspace()]  # what str.strip takes away
 SYSTEM, *MARKS = (f"\ue000{k}\ue001" for k in range(6))  # stand for contents
-SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>", "x</think>y",
-           "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
+SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>",
+           "x</think>y", "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
 
 
 class Template:
@@ -1248,7 +1249,7 @@ def find_template(source):
 
 
 def read_chat(source):
-    """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None without a format"""
+    """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None: no format"""
     text, special = find_template(source)
     rows = {}
     for systems in [[None], ["", "S", " \xa0S\n\n", None]] if text else []:
@@ -1299,7 +1300,7 @@ def compile_chat(p, chat, added):
 
 
 def compile_vocabulary(p, model):
-    """The symbols, merges, byte tokens and whole words of a BPE model. -> the unknown token's id, {left: {right: edge}}"""
+    """The symbols, byte tokens and whole words of a BPE model. -> the unknown token's id, {left: {right: edge}}"""
     vocab, unk = model["vocab"], model["unk_token"]
     lost = [left + right for left, right, _ in model["merges"] if not {left, right, left + right} <= vocab.keys()]
     if lost or unk is not None and unk not in vocab:
@@ -1374,7 +1375,7 @@ def compile_tokenizer(spec, rows, chat):
         edges += [[right, *edge] for right, edge in sorted(pairs.get(i, {}).items())]
         p.rows["ids"].append([first[0], len(data), flags.get(i, 0), first[1], len(edges)])
     p.rows["data"] = np.frombuffer(data, "u1")
-    return p.file([fingerprint(spec), len(before), strip, unk, word, space, *p.compose, *p.bytes])
+    return p.file(fingerprint(spec), len(before), strip, unk, word, space, *p.compose, *p.bytes)
 
 
 def write_tokenizer(source, path, rows=None):
