@@ -631,19 +631,28 @@ def open_source(path):
 
 # ---- The tokenizer: run.c's tokenizer section specifies the file and runs what is compiled here ----
 
-NONE, HEADER_BYTES = 0xFFFFFFFF, 328
-REPEAT, SPLIT, JUMP, SUB, BEHIND, MATCH = range(6)    # instructions of patterns
-AHEAD, NOT_AHEAD, ATOMIC = range(3)                   # kinds of SUB
-STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE = range(3)
-BYTE_UNITS, FUSE_UNK, WHOLE_WORDS = 1, 2, 4
-SECTIONS = "ids data char pair byte word mask rang code step addr adde post map mapd mark comp turn ends".split()
+NONE = 0xFFFFFFFF
+REPEAT, GO, SUB, MATCH = range(4)    # instructions of patterns: op, where to (relative), class, two numbers
+AHEAD, NOT_AHEAD, BEHIND, NOT_BEHIND, ATOMIC = (0, 0), (1, 0), (0, 1), (1, 1), (0, 2)  # of SUB
+STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE = range(4)
+LSTRIP, RSTRIP, SINGLE_WORD, CONTROL = 2, 4, 8, 16  # of added tokens; CONTROL: in contents of a chat it is plain text
+SECTIONS = "ids edges map ranges code steps post turns ends data".split()
 CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
-PRE = {  # tokenizer.ggml.pre: a pattern to split at or "Digits", ByteLevel's use_regex, normalizer, ignore_merges
-    "gpt-2": (None, True, None, False), "default": (None, True, None, False), "smollm": ("Digits", True, None, False),
-    "llama-bpe": (CL100K % "{1,3}", False, None, True), "qwen2": (CL100K % "", False, "NFC", False)}
+LETTERS = ("A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
+           "Ὗ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-"
+           "Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃")  # of DeepSeek LLM
+DEEPSEEK_V3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+               r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+PRE = {  # tokenizer.ggml.pre: patterns to split at, one after the other, normalizer, ignore_merges
+    "gpt-2": ([GPT2], None, False), "default": ([GPT2], None, False), "smollm": (["Digits", GPT2], None, False),
+    "llama-bpe": ([CL100K % "{1,3}"], None, True), "qwen2": ([CL100K % ""], "NFC", False),
+    "deepseek-llm": ([r"[\r\n]", rf"\s?[{LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$",
+                      "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}+"], None, False),
+    "deepseek-coder": ([r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"], None, False),
+    "deepseek-v3": ([r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3], None, False)}
 # GPT-2's alphabet: the character that stands for each byte in byte-level vocabularies
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 ALPHABET = dict(zip(map(chr, [*PRINTABLE, *range(256, 324)]), [*PRINTABLE, *sorted({*range(256)} - {*PRINTABLE})]))
@@ -701,12 +710,12 @@ def either(first, *others):
     if not others:
         return first
     rest, empty = either(*others)
-    code = [[SPLIT, 1, len(first[0]) + 2, 0], *first[0], [JUMP, len(rest) + 1, 0, 0], *rest]
+    code = [[GO, len(first[0]) + 2, 0, 0, 0], *first[0], [GO, len(rest) + 1, 0, 1, 1], *rest]
     return code, first[1] or empty
 
 
 def apart(kind, part):
-    return [[SUB, len(part[0]) + 2, kind, 0], *part[0], [MATCH, 0, 0, 0]], kind != ATOMIC or part[1]
+    return [[SUB, len(part[0]) + 2, 0, *kind], *part[0], [MATCH, 0, 0, 0, 0]], kind != ATOMIC or part[1]
 
 
 def repeat(part, least, most, mode=""):
@@ -716,18 +725,18 @@ def repeat(part, least, most, mode=""):
     if mode == "+":
         return apart(ATOMIC, repeat(part, least, most))
     if is_one(part) and not mode:
-        return [[REPEAT, code[0][1], least, most]], least == 0
+        return [[REPEAT, 0, code[0][2], least, most]], least == 0
     if most == NONE and empty or least > 1000 or most - least > 1000 and most != NONE:
         refuse("a pattern that repeats what may be empty, or too often")
     more, size = [], len(code) + 1
     for k in range(1 if most == NONE else most - least):
-        ways = [1, (len(code) + 2) if most == NONE else (most - least - k) * size]
-        more += [[SPLIT, *(ways[::-1] if mode == "?" else ways), 0], *code]
-    return code * least + more + ([[JUMP, -size, 0, 0]] if most == NONE else []), least == 0 or empty
+        out = size + 1 if most == NONE else (most - least - k) * size
+        more += [[GO, out, 0, int(mode == "?"), 0], *code]
+    return code * least + more + ([[GO, -size, 0, 1, 1]] if most == NONE else []), least == 0 or empty
 
 
 def is_one(part):
-    return len(part[0]) == 1 and part[0][0][0] == REPEAT and part[0][0][2:] == [1, 1]
+    return len(part[0]) == 1 and part[0][0][0] == REPEAT and part[0][0][3:] == [1, 1]
 
 
 class Pattern:
@@ -758,9 +767,14 @@ class Pattern:
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             start = self.at
             part = self.atom()
-            literal = (literal + self.text[start:self.at])[-3:] if self.fold and self.at == start + 1 else ""
+            text = self.text[start:self.at] if self.fold else ""
+            grouped = text[:1] == "(" and re.search("[^\\W\\d_]", text)  # letters that may join those beside it
+            if literal[-1:].isalpha() and grouped or literal == "(" and (grouped or text.isalpha()):
+                self.stop(f"(?i:{text}) beside letters")
+            literal = "(" if grouped else (literal + text)[-3:] if len(text) == 1 else ""
             for n in (2, 3):
                 self.check_fold(literal[-n:] if literal.isalpha() else "")
+                self.check_fold(text * n if text.isalpha() and self.text[self.at:self.at + 1] in [*"*+?{"] else "")
             while found := self.take(r"([*+?])([?+]?)|\{(?=\d|,\d)(\d*)(,?)(\d*)\}(\??)"):
                 part = self.repeat(part, found)
             parts.append(part)
@@ -790,7 +804,7 @@ class Pattern:
                 depth += {"[": 1, "]": -1}.get(found[0], 0) if inside else 0
             return self.set(self.text[start:self.at])
         if self.take(r"\^"):
-            return either(self.p.start(), sequence(self.p.behind(r"\n"), apart(AHEAD, self.p.one("any"))))
+            return either(self.p.start(), sequence(apart(BEHIND, self.p.one(r"\n")), apart(AHEAD, self.p.one("any"))))
         if self.take(r"\$"):
             return either(self.p.end(), apart(AHEAD, self.p.one(r"\n")))
         if found := self.take(r"\\[Az]"):
@@ -814,8 +828,8 @@ class Pattern:
         if kind[-1] != ")" and not self.take(r"\)") or kind in ("<=", "<!") and not is_one(part):
             self.stop(f"(?{kind}")
         if kind in ("<=", "<!"):
-            return [[BEHIND, part[0][0][1], int(kind == "<!"), 0]], True
-        return apart("=!>".index(kind), part) if kind in "=!>" else part
+            return apart(NOT_BEHIND if kind == "<!" else BEHIND, part)
+        return apart({"=": AHEAD, "!": NOT_AHEAD, ">": ATOMIC}[kind], part) if kind in "=!>" else part
 
 
 def cuts(behavior, invert=False):
@@ -828,14 +842,39 @@ class Program:
     """The tables of one tokenizer.bin as they are compiled."""
 
     def __init__(self):
-        self.data, self.interned, self.classes, self.rows = bytearray(), {}, {}, {name: [] for name in SECTIONS}
-        self.code, self.steps, self.byte_level = self.rows["code"], self.rows["step"], False
+        self.rows, self.interned, self.classes = {name: [] for name in SECTIONS}, {}, {}
+        self.code, self.steps, self.byte_level = self.rows["code"], self.rows["steps"], False
+        self.marks, self.compose = {}, [0, 0]
 
-    def intern(self, text):
+    def text(self, text):
+        """A range of MAP with these code points."""
+        rows, first = self.rows["map"], len(self.rows["map"])
         if text not in self.interned:
-            self.interned[text] = len(self.data)
-            self.data += text
-        return self.interned[text], len(text)
+            self.interned[text] = [first, first + len(text)]
+            rows += [[0, ord(c), 0, 0] for c in text]
+        return self.interned[text]
+
+    def keys(self, rows):
+        """A range of MAP in which to find each key of {code point: (code point, range of MAP)}."""
+        first = len(self.rows["map"])
+        self.rows["map"] += [[key, *row] for key, row in sorted(rows.items())]
+        return [first, len(self.rows["map"])]
+
+    def trie(self, words):
+        """A range of EDGES from which the ids of {numbers or text: id} are reached."""
+        root, rows, above = [NONE, {}], self.rows["edges"], [0, 0, 0, 0]
+        for word, i in words.items():
+            node = root
+            for unit in word:
+                node = node[1].setdefault(unit if isinstance(unit, int) else ord(unit), [NONE, {}])
+            node[0] = i
+        queue = [(above, root[1])]
+        for row, below in queue:
+            row[2:] = len(rows), len(rows) + len(below)
+            for unit, (i, more) in sorted(below.items()):
+                rows.append([unit, i, 0, 0])
+                queue.append((rows[-1], more))
+        return above[2:]
 
     def class_of(self, text):
         members = text if isinstance(text, np.ndarray) else np.ones(0x110000, bool) if text == "any" else (
@@ -843,16 +882,13 @@ class Program:
         return self.classes.setdefault(members.tobytes(), len(self.classes))
 
     def one(self, text):
-        return [[REPEAT, self.class_of(text), 1, 1]], False
+        return [[REPEAT, 0, self.class_of(text), 1, 1]], False
 
     def some(self, text):
         return repeat(self.one(text), 1, NONE)
 
-    def behind(self, text, negated=False, first=False):
-        return [[BEHIND, self.class_of(text), int(negated), int(first)]], True
-
-    def start(self, first=False):
-        return self.behind("any", True, first)
+    def start(self):
+        return apart(NOT_BEHIND, self.one("any"))
 
     def end(self):
         return apart(NOT_AHEAD, self.one("any"))
@@ -865,20 +901,22 @@ class Program:
         (kind, text), = part["pattern"].items()
         return self.literal(text) if kind == "String" else Pattern(self, text).code
 
+    def step(self, kind, program=0, where=0, bits=0, mapped=(0, 0), edges=(0, 0)):
+        self.steps.append([kind, program, where, bits, *mapped, *edges])
+
     def split(self, pattern, bits, content=""):
         """A step that cuts the text at a pattern or puts `content` in its place."""
         first = len(self.code)
-        for k, (op, *numbers) in enumerate([*pattern[0], [MATCH, 0, 0, 0]], first):
-            jumps = {SPLIT: 2, JUMP: 1, SUB: 1}.get(op, 0)
-            self.code.append([op, *(n + k for n in numbers[:jumps]), *numbers[jumps:]])
-        self.steps.append([STEP_SPLIT, first, bits, *self.intern(content.encode())])
+        for k, (op, to, *rest) in enumerate([*pattern[0], [MATCH] + [0] * 4], first):
+            self.code.append([op, to and to + k, *rest])
+        self.step(STEP_SPLIT, first, 0, bits, self.text(content))
 
     def replace(self, pattern, content):
         self.split(pattern, 0b100000, content)
 
     def prepend(self, content, unless_there=True, first=False):
         there = [apart(NOT_AHEAD, self.literal(content))] if unless_there else []
-        self.replace(sequence(self.start(first), *there), content)
+        self.split(sequence(*there), 0b10100000 if first else 0b1100000, content)
 
     def normalizer(self, n):
         kind = n and n["type"]
@@ -894,7 +932,7 @@ class Program:
             if n["strip_left"]:
                 self.replace(sequence(self.start(), self.some(space)), "")
             if n["strip_right"]:
-                self.replace(sequence(self.behind(space, True), self.some(space), self.end()), "")
+                self.replace(sequence(apart(NOT_BEHIND, self.one(space)), self.some(space), self.end()), "")
         elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
             self.normalize(kind)
         elif kind:
@@ -941,37 +979,36 @@ class Program:
         """A step that maps code points and, for Unicode's normal forms, orders marks and composes."""
         flags = dict(Lowercase=0, NFD=1, NFKD=1, NFC=3, NFKC=3)[form]
         table, touched = one_by_one(form.replace("C", "D") if flags else form), [*one_by_one(form)]
-        first = len(self.rows["map"])
-        for c, text in sorted(table.items()):
-            self.rows["map"].append([ord(c), len(self.rows["mapd"]), len(text)])
-            self.rows["mapd"] += [[ord(c)] for c in text]
+        mapped = self.keys({ord(c): [0, *self.text(text)] for c, text in table.items()})
         if flags:
-            self.rows["mark"] = sorted([ord(c), n] for c, n in combining_classes().items())
-            touched += combining_classes()
+            self.marks = combining_classes()
+            touched += self.marks
         if flags & 2:
-            self.rows["comp"] = sorted([ord(a), ord(b), 0, ord(c)] for (a, b), c in compositions().items())
-            touched += [b for _, b in compositions()]
-        where = self.class_of(character_class("".join(touched)))
-        self.steps.append([STEP_NORMALIZE, flags, where, first, len(self.rows["map"]) - first])
+            pairs = {}
+            for (a, b), c in compositions().items():
+                pairs.setdefault(ord(a), {})[ord(b)] = [ord(c), 0, 0]
+                touched.append(b)
+            self.compose = self.keys({a: [0, *self.keys(seconds)] for a, seconds in pairs.items()})
+        self.step(STEP_NORMALIZE, 0, self.class_of(character_class("".join(touched))), flags, mapped)
 
-    def file(self, header):
+    def file(self, hashed, *header):
         """The whole file: classes as runs of code points in the same ones; bytes that are no characters as U+FFFD."""
         if len(self.classes) > 64:
             refuse(f"patterns with {len(self.classes)} character classes, more than 64")
-        masks = np.zeros(0x110001, "<u8")
+        sets = np.zeros((0x110001, 3), "<u4")
         for members, k in self.classes.items():
-            masks[:-1] |= np.frombuffer(members, bool).astype("<u8") << np.uint64(k)
-        masks[-1] = masks[0xFFFD]
-        starts = np.flatnonzero(np.append(True, masks[1:] != masks[:-1]))
-        values, rows = np.unique(masks[starts], return_inverse=True)
-        self.rows |= dict(mask=values.view("<u4").reshape(-1, 2), rang=np.stack([starts, rows.ravel()], 1))
-        self.rows["data"] = np.frombuffer(self.data, "u1")
-        payloads = [np.asarray(rows, "u1" if name == "data" else "<u4").tobytes() for name, rows in self.rows.items()]
-        offsets = np.cumsum([HEADER_BYTES, *(len(payload) + 3 & ~3 for payload in payloads)]).tolist()
-        table = [n for pair in zip(offsets, map(len, self.rows.values())) for n in pair]
-        table += [0] * (64 - len(table))
-        header = struct.pack("<8s4Q7I4x64I", b"run.t\r\n\x1a", 1, offsets[-1], *header, *table)
-        return header + b"".join(payload + bytes(-len(payload) % 4) for payload in payloads)
+            sets[:-1, k // 32] |= np.frombuffer(members, bool).astype("<u4") << np.uint32(k % 32)
+        for c, n in self.marks.items():
+            sets[ord(c), 2] = n
+        sets[-1] = sets[0xFFFD]
+        starts = np.flatnonzero(np.append(True, (sets[1:] != sets[:-1]).any(1)))
+        if len(starts) > 65536:
+            refuse(f"{len(starts)} ranges of character classes, more than 65536")
+        self.rows["ranges"] = np.column_stack([starts, sets[starts]])
+        self.rows["code"] = self.code or [[MATCH] + [0] * 4]
+        numbers = [2, *header, *(len(self.rows[name]) for name in SECTIONS)]
+        parts = [np.asarray(self.rows[name], "u1" if name == "data" else "<u4").tobytes() for name in SECTIONS]
+        return struct.pack(f"<8sQ{len(numbers)}I", b"run.t\r\n\x1a", hashed, *numbers) + b"".join(parts)
 
 
 def normalized(form, texts):
@@ -1123,10 +1160,10 @@ def read_gguf_vocabulary(path):
             prefix = get("add_space_prefix", True)
             return sentencepiece_spec(pieces, scores, unk, prefix, added, around) | dict(base=base)
         merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
-    pattern, use_regex, form, whole = PRE[pre]
-    splits = [] if not pattern else [dict(type="Digits", individual_digits=True)] if pattern == "Digits" else [
-        dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False)]
-    splits.append(dict(type="ByteLevel", add_prefix_space=False, use_regex=use_regex))
+    patterns, form, whole = PRE[pre]
+    splits = [dict(type="Digits", individual_digits=True) if pattern == "Digits" else
+              dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False) for pattern in patterns]
+    splits.append(dict(type="ByteLevel", add_prefix_space=False, use_regex=False))
     model = dict(vocab=pieces, merges=merges, unk_token=None, fuse_unk=False, ignore_merges=whole, byte_fallback=False)
     return dict(model=model, normalizer=form and dict(type=form), post_processor=around, base=base, added_tokens=added,
                 pre_tokenizer=dict(type="Sequence", pretokenizers=splits), decoder=dict(type="ByteLevel"))
@@ -1195,14 +1232,13 @@ def fingerprint(spec):
 
 # ---- The chat format: what a chat template writes around the contents of a conversation ----
 
-CONTROL = 16  # bit of added tokens: in contents they are plain text
-IN_PAST, IN_LAST, EMPTY_IS_NONE = 1, 2, 4  # bits of a turn's row: where the system prompt stands, what an empty one is
+SHOWN, EMPTY_IS_NONE = 1, 2  # bits in TURNS: the content follows; an empty system prompt is none
+IN_PAST, IN_LAST = 4, 8      # bits of a turn's row: where the system prompt stands
 TEXTS = "past past_2 last last_2 between prompt cut".split()
-KINDS = "of_user of_reply of_cut of_system".split()
 BLANKS = [c for c in map(chr, range(0x110000)) if c.isspace()]  # what str.strip takes away
 SYSTEM, *MARKS = (f"\ue000{k}\ue001" for k in range(6))  # stand for contents
-SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>", "x</think>y",
-           "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
+SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>",
+           "x</think>y", "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
 
 
 class Template:
@@ -1252,7 +1288,7 @@ def turn_row(template, system, later):
     past, last = split_at(render(*MARKS), MARKS), split_at(render(user), [user])
     if later:
         past, last = past[2:], past[4:]
-    row = dict(between=past[1], prompt=last[1], bits=0, cut="", of_system=("", ""), of_cut=("", ""))
+    row = dict(between=past[1], prompt=last[1], bits=0, cut="", refused="", of_system=("", ""), of_cut=("", ""))
     for name, text, bit in (("past", past[0], IN_PAST), ("last", last[0], IN_LAST)):
         row[name], found, row[name + "_2"] = text.rpartition(SYSTEM)
         row["bits"] |= bit * bool(found)
@@ -1301,6 +1337,15 @@ def compare(template, rows, systems):
         system, contents = systems[k % len(systems)], choose.choices(samples, k=2 * (k // len(systems) % 6) + 1)
         if render_rows(rows, system, contents) != template.render(system, contents):
             raise ValueError("rewrites what was said")
+    cut = rows[False, True]["cut"]
+    for tag in dict.fromkeys(re.findall(r"<\w+>", "\0".join(template.literals))):  # tools' results, to Qwen 3
+        form = tag, tag.replace("<", "</")
+        contents = ["a", f"<think>b{cut}c", "d".join(form)]
+        if render_rows(rows, None, contents) != template.render(None, contents):
+            for row in rows.values():
+                if row["refused"] not in ("", "".join(form)):
+                    raise ValueError(f"takes {row['refused']} and {''.join(form)} for no user's message")
+                row["refused"] = "".join(form)
 
 
 def find_template(source):
@@ -1323,7 +1368,7 @@ def find_template(source):
 
 
 def read_chat(source):
-    """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None without a format"""
+    """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None: no format"""
     text, special = find_template(source)
     rows = {}
     for systems in [[None], ["", "S", " \xa0S\n\n", None]] if text else []:
@@ -1355,9 +1400,16 @@ def compile_chat(p, chat, added):
         note(f"{listing(lost)} of the chat template are not found in text (no -m chat: export from a tokenizer.json)")
         return control
     for row in rows.values():
-        classes = [p.class_of(character_class(text)) for kind in KINDS for text in row[kind]]
-        drop = len(row["last_2"].encode()) - len(row["last_2"][:len(row["last_2"]) - row["drop"]].encode())
-        p.rows["turn"].append([n for name in TEXTS for n in p.intern(row[name].encode())] + classes + [row["bits"], drop])
+        closing = (len(row["refused"]) + 1) // 2
+        for name, after, fourth, more, shown, bit in (("past", "between", "cut", 0, SHOWN, IN_PAST),
+                                                      ("last", "prompt", "refused", -closing, 0, IN_LAST)):
+            bits = SHOWN * bool(row["bits"] & bit) | row["bits"] & EMPTY_IS_NONE
+            for text, drop, kind, bits in ((name, 0, "of_system", bits), (name + "_2", row["drop"], "of_user", SHOWN),
+                                           (after, 0, "of_reply", shown), (fourth, more, "of_cut", 0)):
+                first, end = p.text(row[text])
+                end += min(drop, 0)
+                classes = [p.class_of(character_class(characters)) for characters in row[kind]]
+                p.rows["turns"].append([first, end, max(first, end - drop), *classes, bits])
     tokens = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or "(?!)")
     after = [row[name] + row[name + "_2"] for (_, later), row in rows.items() if later for name in ("past", "last")]
     ends = {special.get("eos_token"), *(found[0] for text in after if (found := tokens.search(text)))}
@@ -1367,45 +1419,39 @@ def compile_chat(p, chat, added):
 
 
 def compile_vocabulary(p, model):
-    """The symbols, merges, byte tokens and whole words of a BPE model. -> the unknown token's id"""
+    """The symbols, byte tokens and whole words of a BPE model. -> the unknown token's id, {left: {right: edge}}"""
     vocab, unk = model["vocab"], model["unk_token"]
-    units = [(b, c) for c, b in ALPHABET.items()] if p.byte_level else [(ord(c), c) for c in vocab if len(c) == 1]
-    p.rows["char"] = sorted([unit, vocab[c]] for unit, c in units if c in vocab)
     lost = [left + right for left, right, _ in model["merges"] if not {left, right, left + right} <= vocab.keys()]
     if lost or unk is not None and unk not in vocab:
         fail(f"the vocabulary lacks {listing(lost or [unk])}, in {len(lost)} merges (export a whole tokenizer)")
-    pairs = {(vocab[left], vocab[right]): (rank, vocab[left + right]) for left, right, rank in model["merges"]}
-    p.rows["pair"] = sorted([*pair, *to] for pair, to in pairs.items())
-    if model["byte_fallback"] and p.byte_level and len(p.rows["char"]) < 256:
-        refuse("byte_fallback together with an incomplete ByteLevel alphabet")
-    if model["byte_fallback"] and not p.byte_level:
-        p.rows["byte"] = [[vocab.get(f"<0x{b:02X}>", NONE)] for b in range(256)]
-    if model["ignore_merges"]:
-        words = {byte_level(piece) if p.byte_level else piece.encode(): i for piece, i in vocab.items()
-                 if not p.byte_level or all(c in ALPHABET for c in piece)}
-        p.rows["word"] = sorted([*divmod(fnv(word), 1 << 32), *p.intern(word), i] for word, i in words.items())
-    return NONE if unk is None else vocab[unk]
+    known = [piece for piece in vocab if not p.byte_level or all(c in ALPHABET for c in piece)]
+    words = {byte_level(piece) if p.byte_level else piece: vocab[piece] for piece in known
+             if len(piece) == 1 or model["ignore_merges"]}
+    names = {f"<0x{b:02X}>": b for b in range(256)} if model["byte_fallback"] else {}
+    if p.byte_level:
+        names = ALPHABET if ALPHABET.keys() <= vocab.keys() else {}
+        if model["byte_fallback"] and not names:
+            refuse("byte_fallback together with an incomplete ByteLevel alphabet")
+    numbers = {b: vocab.get(name, NONE) for name, b in names.items()}
+    p.bytes = [numbers.get(b, NONE) for b in range(256)]
+    p.step(STEP_MERGE, 0, 0, p.byte_level | model["fuse_unk"] << 1, edges=p.trie(words))
+    pairs = {}
+    for left, right, rank in model["merges"]:
+        pairs.setdefault(vocab[left], {})[vocab[right]] = [vocab[left + right], rank, 0]
+    return NONE if unk is None else vocab[unk], pairs
 
 
-def compile_added(p, added, control, normalized):
-    """The table of the added tokens found in the raw or in the normalized text, and the step that finds them."""
-    found, name = {}, ("addr", "adde")[normalized]
+def compile_added(p, added, normalized):
+    """The step that finds the added tokens in the raw or in the normalized text."""
+    found = {}
     for token in added:
         text = token.get("match", token["content"])
         if len(text.encode()) > 1024:
             refuse(f"the added token {token['content'][:40]!r}... of {len(text.encode())} bytes, more than 1024")
         if text and token["normalized"] == normalized:
-            found.setdefault(text, token)
-    for text, token in found.items():
-        flags = sum(token[flag] << bit for bit, flag in enumerate(("lstrip", "rstrip", "single_word"), 1))
-        flags |= CONTROL * (token["content"] in control)
-        p.rows[name].append([*divmod(fnv(text.encode()), 1 << 32), *p.intern(text.encode()), token["id"], flags])
-    p.rows[name].sort()
+            found.setdefault(text, token["id"])
     if found:
-        first, second = ("".join(text[k:k + 1] for text in found) for k in (0, 1))
-        second = character_class(second) if len(second) == len(found) else "any"
-        p.steps.append([STEP_ADDED, SECTIONS.index(name), p.class_of(character_class(first)), p.class_of(second),
-                        max(len(text.encode()) for text in found)])
+        p.step(STEP_ADDED, edges=p.trie(found))
 
 
 def compile_tokenizer(spec, rows, chat):
@@ -1414,50 +1460,51 @@ def compile_tokenizer(spec, rows, chat):
     if lost := [token["content"] for token in spec["added_tokens"] if token not in added]:
         note(f"{listing(lost)}: added tokens without a row among the model's {rows}, left out")
     control = compile_chat(p, chat, added)
-    compile_added(p, added, control, False)
+    compile_added(p, added, False)
     p.normalizer(spec["normalizer"])
-    compile_added(p, added, control, True)
+    compile_added(p, added, True)
     if spec["normalizer"] and '"prepend_scheme": "first"' in json.dumps(spec["pre_tokenizer"]):
         refuse("Metaspace with prepend_scheme first after a normalizer")  # `tokenizers` asks where the text began
     p.pre_tokenizer(spec["pre_tokenizer"])
-    if len(p.rows["step"]) > 64:
-        refuse(f"{len(p.rows['step'])} steps of normalizers and pre-tokenizers, above 64")
+    if len(p.steps) > 63:
+        refuse(f"{len(p.steps)} steps of normalizers and pre-tokenizers, above 63")
+    unk, pairs = compile_vocabulary(p, model)
     word = p.class_of(builtin_class("word")) if any(token["single_word"] for token in added) else 0
     space = p.class_of(builtin_class("space")) if any(token["lstrip"] or token["rstrip"] for token in added) else 0
-    unk, (before, after) = compile_vocabulary(p, model), spec["post_processor"]
-    to_bytes, strip = decoder_of(spec["decoder"])
+    (before, after), (to_bytes, strip) = spec["post_processor"], decoder_of(spec["decoder"])
     p.rows["post"] = [[i] for i in [*before, *after]]
-    if len(p.rows["post"]) > 64:
-        refuse(f"{len(p.rows['post'])} ids around a text, above 64")
-    pieces = {i: (piece, 0) for piece, i in model["vocab"].items()}
+    pieces, flags = {i: piece for piece, i in model["vocab"].items()}, {}
     for token in added:
-        pieces[token["id"]] = token.get("piece", token["content"]), int(token.get("hidden", token["special"]))
-    if strip == NONE and any(" " in piece for piece, _ in pieces.values()):
+        i = token["id"]
+        pieces[i] = token.get("piece", token["content"])
+        bits = int(token.get("hidden", token["special"])) | CONTROL * (token["content"] in control)
+        bits |= LSTRIP * token["lstrip"] | RSTRIP * token["rstrip"] | SINGLE_WORD * token["single_word"]
+        if flags.setdefault(i, bits) != bits:
+            refuse(f"two added tokens of id {i}")
+    if strip == NONE and any(" " in piece for piece in pieces.values()):
         refuse("a Metaspace decoder and pieces with spaces")
     if any(i not in pieces for i in [*before, *after]):
         fail(f"ids {before + after} around a text are not all in the vocabulary (export the model's own tokenizer)")
     if not pieces or max(pieces) > 2 * len(pieces) + 100_000:
         refuse(f"{len(pieces)} pieces with ids up to {max(pieces, default=0)}")
+    data, edges = bytearray(), p.rows["edges"]
     for i in range(max(pieces) + 1):
-        p.rows["ids"].append([*p.intern(to_bytes(pieces[i][0])), pieces[i][1]] if i in pieces else [0, 0, 0])
-    bits = BYTE_UNITS * p.byte_level | FUSE_UNK * model["fuse_unk"] | WHOLE_WORDS * model["ignore_merges"]
-    bos = before[0] if before else NONE
-    return p.file([len(p.rows["ids"]), fingerprint(spec), bos, unk, bits, len(before), word, space, strip])
+        first = len(data), len(edges)
+        data += to_bytes(pieces[i]) if i in pieces else b""
+        edges += [[right, *edge] for right, edge in sorted(pairs.get(i, {}).items())]
+        p.rows["ids"].append([first[0], len(data), flags.get(i, 0), first[1], len(edges)])
+    p.rows["data"] = np.frombuffer(data, "u1")
+    return p.file(fingerprint(spec), len(before), strip, unk, word, space, *p.compose, *p.bytes)
 
 
 def write_tokenizer(source, path, rows=None):
     """Writes tokenizer.bin of `source` (a folder or file) to `path`; added tokens with ids from `rows` on are left out.
-    -> whether there was a tokenizer"""
+    -> its fingerprint, 0 without a tokenizer"""
     spec = read_vocabulary(Path(source))
-    if spec:
-        Path(path).write_bytes(compile_tokenizer(spec, rows, read_chat(Path(source))))
-    return spec is not None
-
-
-def tokenizer_hash(source):
-    """The fingerprint of the tokenizer of `source`, 0 without one."""
-    spec = read_vocabulary(Path(source))
-    return fingerprint(spec) if spec else 0
+    if not spec:
+        return 0
+    Path(path).write_bytes(compile_tokenizer(spec, rows, read_chat(Path(source))))
+    return fingerprint(spec)
 
 
 # ---- Back to Hugging Face ----
@@ -1527,9 +1574,10 @@ def export(source, path):
     with replacing(path) as model, replacing(final) as tokenizer:
         opened = open_source(source)
         rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
-        if not write_tokenizer(source, tokenizer, rows) and final.exists():
+        fingerprint = write_tokenizer(source, tokenizer, rows)
+        if not fingerprint and final.exists():
             fail(f"{source} has no tokenizer, and {final} is of another model (remove it, or give another name)")
-        write_model(opened, model, tokenizer_hash(source))
+        write_model(opened, model, fingerprint)
 
 
 def main(arguments=None):

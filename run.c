@@ -940,76 +940,71 @@ static const float *logits_of(Run *r, size_t first, size_t n) {
 
 // ---- the tokenizer --------------------------------------------------------------------------------------------------
 // Bytes to ids and back. Nothing here knows Unicode or a model: tokenizer.bin holds tables and small programs that
-// export.py makes from the model's tokenizer.json. The file, version 1: the first fields of Tokenizer, its sections.
+// export.py makes from the model's tokenizer.json. The file, version 2: the first fields of Tokenizer, its sections.
 
 #define NONE UINT32_MAX  // in place of an id
 #define AS(type, buffer) ((type *)(void *)(buffer).data)
-enum { IDS, DATA, CHARS, PAIRS, BYTES, WORDS, MASKS, RANGES, CODE, STEPS, RAW, ADDED, POST, MAP, MAPPED, MARKS, COMPOSE,
-       TURNS, ENDS, N_SECTIONS };
-enum { OP_REPEAT, OP_SPLIT, OP_JUMP, OP_SUB, OP_BEHIND, OP_MATCH, N_OPS };
-enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, N_STEPS };
-enum { BYTE_UNITS = 1, FUSE_UNK = 2, WHOLE_WORDS = 4, STRIP_AFTER_BOS = 8 };    // bits of a model
-enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };    // of an id (hidden), of an added token
+enum { IDS, EDGES, MAP, RANGES, CODE, STEPS, POST, TURNS, ENDS, DATA, N_SECTIONS };
+enum { ID = 5, EDGE = 4, RANGE = 4, OP = 5, STEP = 8, PART = 6 };  // columns of IDS; of EDGES and MAP; ...
+enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
+enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
+enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };  // of an id (hidden), of an added token
 
-// Columns of uint32, for the loader's checks: d offset in DATA and, next, length (m: in MAPPED, M: in MAP), i id, n id
-// or NONE, u code point, r row of MASKS, k class, p row of CODE, a RAW or ADDED, . any. Rows ascend by `keys` columns.
-static const struct { const char *columns; uint32_t width, keys; } sections[N_SECTIONS] = {
-    [IDS] = {"d-.", 3, 0},         // what each id decodes to; flags
-    [DATA] = {"", 0, 0},           // bytes
-    [CHARS] = {"ui", 2, 1},        // code point (BYTE_UNITS: byte), id: the symbols that merging begins with
-    [PAIRS] = {"ii.i", 4, 2},      // left id, right id, rank, merged id: the lowest rank merges first
-    [BYTES] = {"n", 1, 0},         // none or 256 ids: what a character without a symbol becomes, byte by byte
-    [WORDS] = {"..d-i", 5, 2},     // FNV-1a of the bytes (high, low), bytes, id: pieces that are one without merging
-    [MASKS] = {"..", 2, 0},        // sets of character classes: bits 0-31, 32-63
-    [RANGES] = {"ur", 2, 1},       // the set of every code point from this one, first 0, to the next row's
-    [CODE] = {"....", 4, 0},       // op, a, b, c: the programs of patterns, see match()
-    [STEPS] = {".....", 5, 0},     // kind, a, b, c, d: what is done to every text, in this order
-    [RAW] = {"..d-i.", 6, 2},      // as WORDS; flags: added tokens, found in the text as it comes
-    [ADDED] = {"..d-i.", 6, 2},    // the same, found in the normalized text
-    [POST] = {"i", 1, 0},          // ids around every text: n_before in front, the others at the end
-    [MAP] = {"um-", 3, 0},         // what a code point becomes; ascending in each step's part
-    [MAPPED] = {"u", 1, 0},        // code points
-    [MARKS] = {"u.", 2, 1},        // code point, canonical combining class
-    [COMPOSE] = {"uu.u", 4, 2},    // two code points, 0, the one they compose to
-    [TURNS] = {"d-d-d-d-d-d-d-kkkkkkkk..", 24, 0},  // the chat format, see render()
-    [ENDS] = {"i", 1, 0},          // ids that end a reply
+// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
+// those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
+static const char *const columns[N_SECTIONS] = {
+    [IDS] = ".d..e",       // the bytes that an id decodes to; flags; range of pairs that it is the left one of
+    [EDGES] = ".n.e",      // key, id, range of edges that go on from here: tries over code points (or bytes). Ranges
+                           // ascend by their keys. A pair's: right id, merged id, rank (the lowest merges first), 0
+    [MAP] = ".u.m",        // key, code point, range of MAP: texts; texts that keys become; what two keys compose to
+    [RANGES] = "u...",     // of code points from this one, first 0, to the next row's: the set of their classes, bits
+                           // 0-31 and 32-63, and their canonical combining class
+    [CODE] = "opk..",      // op, row to go to, class, two numbers: the programs of patterns, see match()
+    [STEPS] = "spk..m.e",  // kind, program, class, bits, ranges of MAP and EDGES: what is done to every text, in turn
+    [POST] = "i",          // ids around every text: n_before in front, the others at the end
+    [TURNS] = ".mmkk.",    // the chat format, see render()
+    [ENDS] = "i",          // ids that end a reply
+    [DATA] = "",           // bytes
 };
 
-typedef struct { const uint32_t *at; size_t n; } Table;  // (n, width)
-
 typedef struct {
-    unsigned char magic[8];      // "run.t\r\n\x1a"
-    size_t version, file_size, n_ids;
-    uint64_t hash;               // fingerprint of the vocabulary, 0: unknown
-    uint32_t bos, unk;           // BOS is in front of every text; NONE: there is none
-    uint32_t model, n_before, word_class, space_class;           // \w and \s of added tokens
-    uint32_t strip, zero;        // how many spaces decoding drops in front; NONE: all of the first token's
-    struct { uint32_t offset, n; } section[32];                  // from the file's start; rows
-    const char *path;            // from here on not in the file
-    Table table[N_SECTIONS];
-    const unsigned char *data;   // DATA
-    uint32_t *first_pair;        // (n_ids + 1) row of PAIRS where each left id's begin
-    uint16_t *mask;              // (0x110100) row of MASKS of each code point
+    unsigned char magic[8];                  // "run.t\r\n\x1a"
+    uint64_t hash;                           // fingerprint of the vocabulary, 0: unknown
+    uint32_t version, n_before, strip, unk;  // strip: how many spaces decoding drops in front; NONE: the first token's
+    uint32_t word_class, space_class;        // \w and \s of added tokens
+    uint32_t compose[2];                     // range of MAP: first code points of pairs, each with its second ones
+    uint32_t bytes[256];                     // ids or NONE: what a character without a symbol becomes, byte by byte
+    uint32_t n[N_SECTIONS];                  // rows
+    const char *path;                        // from here on not in the file
+    const uint32_t *at[N_SECTIONS];          // (n, width)
+    const unsigned char *data;               // DATA
+    size_t n_ids;
+    uint16_t *range;                         // (0x110100) row of RANGES of each code point
+    bool strip_after_bos;                    // as llama2.c does
 } Tokenizer;
 
-typedef struct { uint32_t c, class; bool content; } Mark;      // code point, canonical combining class
-typedef struct { uint32_t pc; size_t least, i; } Choice;       // on at pc from byte i, then each before it to least
+// A code point, or 0x110000 + a byte that begins no character; its combining class, set while normalizing; whether it
+// is of a chat's content, where CONTROL tokens are plain text.
+typedef struct { uint32_t c; uint16_t class; bool content; } Char;
+typedef struct { const Char *s; size_t size; bool leads; } Stretch;  // of a text; leads: starts where the text does
+typedef struct { uint32_t pc; size_t least, i; } Choice;  // on at pc from character i, then each before to least
 typedef struct { uint32_t id, before, next, merged; } Symbol;  // neighbours, and what it makes with the next; or NONE
-typedef struct { uint64_t order; uint32_t merged; } Merge;     // rank, position
-// A part of the text. leads: starts where the whole text does; content (size): 1 where CONTROL tokens are plain text
-typedef struct { const unsigned char *s; size_t size; bool leads; const unsigned char *content; } Stretch;
-
-typedef struct {  // what encoding one text needs
+typedef struct {
     const Tokenizer *t;
-    uint64_t budget;  // steps of patterns and bytes that may still be spent
+    uint64_t budget;  // steps of patterns and characters that may still be spent on the text
     int depth;
-    Buffer choices, symbols, merges, ids;
+    Buffer choices, units, symbols, ranks, ids;
 } Encoder;
 
-// The first code point of s[0, n) and its length. A byte that begins no character is one of its own, 0x110000 + byte.
+// How many bytes a character has that begins with this one; 0: none does.
+static size_t utf8_length(unsigned char c) {
+    return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
+}
+
+// The first code point of s[0, n), or 0x110000 + s[0], and its length.
 static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    size_t length = s[0] < 0x80 ? 1 : s[0] < 0xC0 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : s[0] < 0xF8 ? 4 : 0;
+    size_t length = utf8_length(s[0]);
     uint32_t value = length > 1 ? s[0] & (0x7Fu >> length) : s[0];
     bool valid = length && length <= n;
     for (size_t k = 1; valid && k < length; k++) valid = (s[k] & 0xC0) == 0x80, value = value << 6 | (s[k] & 0x3F);
@@ -1018,54 +1013,42 @@ static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
     return valid ? length : 1;
 }
 
-static void utf8_append(Buffer *b, uint32_t c) {
+static size_t utf8_encode(uint32_t c, unsigned char *s) {
     size_t n = c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    unsigned char s[4] = {(unsigned char)c};
+    s[0] = (unsigned char)c;
     for (size_t k = n; n > 1 && k--; c >>= 6) s[k] = (unsigned char)(k ? 0x80 | (c & 0x3F) : (0xF0u << (4 - n)) | c);
-    append(b, s, n);
+    return n;
 }
 
-// Of rows [from, to) of a section the one whose keys are a (and b), or NULL.
-static const uint32_t *find_row(const Tokenizer *t, int section, size_t from, size_t to, uint32_t a, uint32_t b) {
-    for (size_t width = sections[section].width, keys = sections[section].keys; from < to;) {
-        size_t middle = from + (to - from) / 2;
-        const uint32_t *row = t->table[section].at + middle * width, second = keys < 2 ? b : row[1];
-        if (row[0] == a && second == b) return row;
-        if (row[0] < a || (row[0] == a && second < b)) from = middle + 1;
+static void append_utf8(Buffer *b, const unsigned char *s, size_t n, bool content) {
+    Char new = {.content = content};
+    for (size_t i = 0; i < n; append(b, &new, sizeof new)) i += utf8_decode(s + i, n - i, &new.c);
+}
+
+// Appends the code points of rows [from, to) of MAP.
+static void append_mapped(const Tokenizer *t, Buffer *b, size_t from, size_t to, bool content) {
+    for (; from < to; from++) append(b, &(Char){t->at[MAP][EDGE * from + 1], 0, content}, sizeof(Char));
+}
+
+static Stretch all_of(Buffer b, bool leads) { return (Stretch){AS(Char, b), b.size / sizeof(Char), leads}; }
+
+// The row with this key in a range of EDGES or MAP, or NULL.
+static const uint32_t *find(const Tokenizer *t, int section, const uint32_t *range, uint32_t key) {
+    for (size_t from = range[0], to = range[1]; from < to;) {
+        size_t middle = (from + to) / 2;
+        const uint32_t *row = t->at[section] + EDGE * middle;
+        if (row[0] == key) return row;
+        if (row[0] < key) from = middle + 1;
         else to = middle;
     }
     return NULL;
 }
 
-static const uint32_t *find(const Tokenizer *t, int section, uint32_t a, uint32_t b) {
-    return find_row(t, section, 0, t->table[section].n, a, b);
-}
+static uint32_t flags_of(const Tokenizer *t, uint32_t id) { return t->at[IDS][ID * (size_t)id + 2]; }
 
-static uint64_t hash_bytes(const unsigned char *s, size_t n) {
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < n; i++) hash = (hash ^ s[i]) * 1099511628211u;
-    return hash;
-}
-
-// The row of WORDS, RAW or ADDED with these bytes, or NULL.
-static const uint32_t *find_bytes(const Tokenizer *t, int section, const unsigned char *s, size_t n) {
-    uint64_t hash = hash_bytes(s, n);
-    const uint32_t *row = find(t, section, (uint32_t)(hash >> 32), (uint32_t)hash);
-    return row && row[3] == n && !memcmp(t->data + row[2], s, n) ? row : NULL;
-}
-
-// The length of the code point at (before) byte i if it is of class k, else 0.
-static size_t class_at(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
-    uint32_t c;
-    size_t n = i < x->size ? utf8_decode(x->s + i, x->size - i, &c) : 0;
-    return n && t->table[MASKS].at[2 * t->mask[c] + k / 32] >> k % 32 & 1 ? n : 0;
-}
-
-static size_t class_before(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
-    uint32_t c;
-    size_t n = min_size(i, 4);  // the character of n bytes that ends at i, else a byte that is none
-    while (n > 1 && (utf8_decode(x->s + i - n, n, &c) < n)) n--;
-    return n ? class_at(t, &(Stretch){.s = x->s, .size = i}, i - n, k) : 0;
+// Whether the stretch has an i-th character (none is before the first), and it is of class k.
+static bool of_class(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
+    return i < x->size && t->at[RANGES][RANGE * (size_t)t->range[x->s[i].c] + 1 + k / 32] >> k % 32 & 1;
 }
 
 static void spend(Encoder *e, size_t n) {
@@ -1073,273 +1056,211 @@ static void spend(Encoder *e, size_t n) {
     e->budget -= n;
 }
 
-// Patterns: runs the program at pc from byte i on, backtracking. Where the match ends, or SIZE_MAX.
+// Patterns: runs the program at pc from character i on, backtracking. Where the match ends, or SIZE_MAX.
 static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
-    const uint32_t *code = e->t->table[CODE].at;
-    size_t base = e->choices.size, k, n, least;
+    size_t base = e->choices.size;
     if (e->depth++ == 32) die("tokenizer %s has a pattern nested too deeply (export it again)", e->t->path);
     for (bool good = true;; good = true) {
-        const uint32_t *op = code + 4 * pc++, a = op[1], b = op[2], c = op[3];
-        uint32_t count = 0;
+        const uint32_t *op = e->t->at[CODE] + OP * (size_t)pc++, a = op[3], b = op[4];
+        size_t count = 0;
         if (op[0] == OP_MATCH) break;
-        if (op[0] == OP_REPEAT) {  // b to c code points of class a: as many as there are, then fewer
-            for (k = least = i; count < c && (n = class_at(e->t, x, k, a)); least = ++count <= b ? k : least) k += n;
-            good = count >= b;
-            Choice fewer = {pc, least, k - class_before(e->t, x, k, a)};
-            if (good && k > least) append(&e->choices, &fewer, sizeof fewer);
-            i = k;
-        } else if (op[0] == OP_SPLIT) {  // on at a, then at b
-            append(&e->choices, &(Choice){b, i, i}, sizeof(Choice));
-            pc = a;
-        } else if (op[0] == OP_JUMP) pc = a;
-        else if (op[0] == OP_SUB) {  // what follows, by itself, then on at a; b: 0 look-ahead, 1 negative, 2 atomic
-            k = match(e, x, pc, i), pc = a;
-            good = (k == SIZE_MAX) == (b == 1);
-            if (b == 2) i = k;
-        } else good = (class_before(e->t, x, i, a) > 0) != (b == 1) && (!c || x->leads);  // behind a, b: not; c: leads
+        if (op[0] == OP_REPEAT) {  // a to b characters of the class: as many as there are, then fewer
+            while (count < b && of_class(e->t, x, i + count, op[2])) count++;
+            if (count > a) append(&e->choices, &(Choice){pc, i + a, i + count - 1}, sizeof(Choice));
+            i += count, good = count >= a;
+        } else if (op[0] == OP_GO) {  // on with the next row, then there; a: the other way round, b: there only
+            if (!b) append(&e->choices, &(Choice){a ? pc : op[1], i, i}, sizeof(Choice));
+            if (a) pc = op[1];
+        } else {  // OP_SUB: what follows, by itself, then on there; a: not; b: 0 look-ahead, 1 look-behind, 2 atomic
+            size_t stop = match(e, x, pc, i - (b == 1));
+            pc = op[1], good = (stop == SIZE_MAX) == a;
+            if (b == 2) i = stop;
+        }
         spend(e, e->choices.size - base > 4 * sizeof(Choice) * (x->size + 64) ? SIZE_MAX : count + 1);
         if (good) continue;
         i = SIZE_MAX;
         if (e->choices.size == base) break;
         Choice *next = AS(Choice, e->choices) + e->choices.size / sizeof *next - 1;
         pc = next->pc, i = next->i;
-        if (i == next->least) e->choices.size -= sizeof *next;
-        else next->i -= class_before(e->t, x, i, code[4 * (pc - 1) + 1]);  // of the OP_REPEAT
+        if (next->i-- == next->least) e->choices.size -= sizeof *next;
     }
     e->choices.size = base, e->depth--;
     return i;
 }
 
-// The next match, leftmost; an empty one does not touch the one before. *start is SIZE_MAX before the first.
-static bool next_match(Encoder *e, const Stretch *x, uint32_t pc, size_t *start, size_t *end) {
-    uint32_t c;
-    for (size_t i = *end; i <= x->size; i += i < x->size ? utf8_decode(x->s + i, x->size - i, &c) : 1) {
-        size_t stop = match(e, x, pc, i);
-        if (stop == SIZE_MAX || (stop == i && i == *end && *start != SIZE_MAX)) continue;
-        *start = i, *end = stop;
-        return true;
-    }
-    return false;
-}
+static void run_step(Encoder *e, const uint32_t *step, Stretch x);
 
-static void run_steps(Encoder *e, size_t step, Stretch x);
-
-static Stretch part_of(const Stretch *x, size_t from, size_t to) {
-    return (Stretch){x->s + from, to - from, x->leads && !from, x->content + from};
-}
-
-// STEP_ADDED: tokens of section a become ids, leftmost-longest. They begin with a code point of class b, go on with one
-// of class c and have at most d bytes.
-static void split_added(Encoder *e, size_t k, const Stretch *x) {
+// STEP_ADDED: tokens of the trie in EDGES become ids, leftmost-longest.
+static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
-    const uint32_t *step = t->table[STEPS].at + 5 * k;
-    size_t done = 0, end;
-    for (size_t i = 0, n; i <= x->size; i = end) {
-        const uint32_t *a = NULL;
-        size_t start = i, first = class_at(t, x, i, step[2]), length = min_size(step[4], x->size - i);
-        bool here = first && (i + first == x->size || class_at(t, x, i + first, step[3]));
-        for (; here && length && !a; spend(e, length--)) {
-            a = find_bytes(t, (int)step[1], x->s + i, length);
-            if (a && a[5] & CONTROL && memchr(x->content + i, 1, length)) a = NULL;
+    for (size_t i = 0, end, done = 0; i <= x->size; i = end) {
+        const uint32_t *range = step + 6, *edge, *token = NULL;
+        bool content = false;
+        end = i + 1;
+        for (size_t j = i; j < x->size && (edge = find(t, EDGES, range, x->s[j].c)); range = edge + 2) {
+            content |= x->s[j++].content, spend(e, 1);
+            if (edge[1] != NONE && !(content && flags_of(t, edge[1]) & CONTROL)) token = edge + 1, end = j;
         }
-        size_t stop = end = i + (a ? a[3] : 1);
-        uint32_t flags = a ? a[5] : 0;
-        if (flags & SINGLE_WORD &&
-            (class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class))) continue;
-        if (flags & LSTRIP && start < done) start = done;
-        while (flags & LSTRIP && start > done && (n = class_before(t, x, start, t->space_class))) start -= n;
-        while (flags & RSTRIP && (n = class_at(t, x, stop, t->space_class))) stop += n;
-        if ((a || i == x->size) && done < start) run_steps(e, k + 1, part_of(x, done, start));
-        if (a && start < stop) append(&e->ids, &a[4], sizeof a[4]);  // not in spaces that the last one took
-        if (a) done = stop;
+        uint32_t flags = token ? flags_of(t, *token) : 0, word = t->word_class, space = t->space_class;
+        if (flags & SINGLE_WORD && (of_class(t, x, i - 1, word) || of_class(t, x, end, word))) continue;
+        size_t start = flags & LSTRIP && i < done ? done : i, stop = end;
+        while (flags & LSTRIP && start > done && of_class(t, x, start - 1, space)) start--;
+        while (flags & RSTRIP && of_class(t, x, stop, space)) stop++;
+        Stretch before = {x->s + done, start - done, x->leads && !done};
+        if ((token || i == x->size) && done < start) run_step(e, step + STEP, before);
+        if (token && start < stop) append(&e->ids, token, sizeof *token);  // not in spaces that the one before took
+        if (token) done = stop;
     }
 }
 
-// STEP_SPLIT: matches of program a (kind 1) and what lies between them (kind 0). A new piece begins where bit 2 x (kind
-// before) + kind of b is set; a kind whose bit 4 + kind of b is set becomes the d bytes at c.
-static void split_pattern(Encoder *e, size_t k, const Stretch *x) {
-    const uint32_t *step = e->t->table[STEPS].at + 5 * k, bits = step[2];
-    Buffer piece = {0}, content = {0};
+// STEP_SPLIT: matches of the program (kind 1; an empty one does not touch the one before) and what lies between (kind
+// 0). A new piece begins where bit 2 x (kind before) + kind is set; a kind with bit 4 + kind becomes the text in MAP.
+// Bit 6: a match can only be at the start, bit 7: of the whole text.
+static void split_pattern(Encoder *e, const uint32_t *step, const Stretch *x) {
+    Buffer piece = {0};
     bool leads = x->leads, more = true;
-    size_t start = SIZE_MAX, end = 0;
-    for (uint32_t kind, last = 2; more;) {
-        size_t part[3] = {end, x->size, x->size};
-        if ((more = next_match(e, x, step[1], &start, &end))) part[1] = start, part[2] = end;
+    size_t tries = !(step[3] & 0xC0) ? x->size + 1 : leads || !(step[3] & 0x80);
+    for (size_t end = 0, kind, last = 2; more;) {
+        size_t stop = SIZE_MAX, i = end;
+        while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == end && last < 2))) i++;
+        more = i < tries;
+        const size_t part[] = {end, more ? i : x->size, more ? stop : x->size};
         for (kind = part[0] == part[1]; kind < 1u + more; last = kind++) {
-            if (last < 2 && bits >> (2 * last + kind) & 1) {
-                run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads, content.data});
-                piece.size = content.size = 0, leads = false;
-            }
-            bool replaced = bits >> (4 + kind) & 1;
-            Stretch p = part_of(x, part[kind], part[kind + 1]);
-            unsigned char typed = p.size && memchr(p.content, 1, p.size);
-            spend(e, replaced ? step[4] : 0);
-            append(&piece, replaced ? e->t->data + step[3] : p.s, replaced ? step[4] : p.size);
-            if (!replaced) append(&content, p.content, p.size);
-            while (content.size < piece.size) append(&content, &typed, 1);
+            bool content = false;
+            if (last < 2 && step[3] >> (2 * last + kind) & 1)
+                run_step(e, step + STEP, all_of(piece, leads)), piece.size = 0, leads = false;
+            for (i = part[kind]; i < part[kind + 1]; i++) content |= x->s[i].content;
+            bool replaced = step[3] >> (4 + kind) & 1;
+            spend(e, replaced ? step[5] - step[4] : 0);
+            if (replaced) append_mapped(e->t, &piece, step[4], step[5], content);
+            else append(&piece, x->s + part[kind], (part[kind + 1] - part[kind]) * sizeof *x->s);
         }
+        end = part[2];
     }
-    run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads, content.data});
-    free(piece.data), free(content.data);
+    run_step(e, step + STEP, all_of(piece, leads)), free(piece.data);
 }
 
-// Appends c behind those of its combining class: canonical ordering.
-static void push_mark(Encoder *e, Buffer *marks, uint32_t c, bool ordered, bool content) {
-    const uint32_t *row = ordered ? find(e->t, MARKS, c, 0) : NULL;
-    Mark new = {c, row ? row[1] : 0, content}, *m;
-    append(marks, &new, sizeof new);
-    m = AS(Mark, *marks) + marks->size / sizeof new - 1;
-    for (; new.class && m > AS(Mark, *marks) && m[-1].class > new.class; m--) *m = m[-1], spend(e, 1);
-    *m = new;
-}
-
-// Canonical composition: each mark joins the last starter unless one of its class or above stands between. The new n.
-static size_t compose(const Tokenizer *t, Mark *m, size_t n) {
-    size_t out = 0, starter = SIZE_MAX;
-    for (size_t i = 0; i < n; i++) {
-        bool open = starter < out && (starter == out - 1 || m[out - 1].class < m[i].class);
-        const uint32_t *pair = open ? find(t, COMPOSE, m[starter].c, m[i].c) : NULL;
-        if (pair) m[starter].c = pair[3], m[starter].content |= m[i].content;
-        else starter = m[i].class ? starter : out, m[out++] = m[i];
-    }
-    return out;
-}
-
-// STEP_NORMALIZE: code points become what the d rows of MAP from c on say; a & 1: canonical ordering, a & 2:
-// composition; nothing if none is of class b.
-static void normalize(Encoder *e, size_t k, const Stretch *x) {
+// STEP_NORMALIZE: keys in MAP become their texts; bit 0: then marks are ordered by their classes; bit 1: and each joins
+// the last starter unless one of its class or above stands between. Nothing, without a character of the class.
+static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
-    const uint32_t *step = t->table[STEPS].at + 5 * k, *mapped = t->table[MAPPED].at;
-    Buffer marks = {0}, out = {0}, content = {0};
-    bool as_is = true;
-    for (size_t i = 0; i < x->size; i++) as_is = as_is && !class_at(t, x, i, step[2]);
-    for (size_t i = 0, length; i < x->size && !as_is; i += length) {
-        uint32_t c;
-        length = utf8_decode(x->s + i, x->size - i, &c);
-        const uint32_t *row = find_row(t, MAP, step[3], step[3] + step[4], c, 0), *to = row ? mapped + row[1] : &c;
-        spend(e, row ? row[2] : 1);
-        for (size_t j = 0; j < (row ? row[2] : 1); j++) push_mark(e, &marks, to[j], step[1] & 1, x->content[i]);
+    const uint32_t *row;
+    Buffer out = {0};
+    Char new;
+    size_t i = 0, n = 0, k, starter = SIZE_MAX;
+    while (i < x->size && !of_class(t, x, i, step[2])) i++;
+    bool as_is = i == x->size;
+    for (i = as_is ? i : 0; i < x->size; i++)
+        if ((row = find(t, MAP, step + 4, x->s[i].c))) append_mapped(t, &out, row[2], row[3], x->s[i].content);
+        else append(&out, x->s + i, sizeof *x->s);
+    Char *m = AS(Char, out);
+    for (i = 0; i < out.size / sizeof *m && step[3] & 1; m[k] = new, i++, spend(e, 1)) {
+        new = m[k = i], new.class = (uint16_t)t->at[RANGES][RANGE * (size_t)t->range[new.c] + 3];
+        for (; new.class && k && m[k - 1].class > new.class; k--, spend(e, 1)) m[k] = m[k - 1];
     }
-    Mark *m = AS(Mark, marks);
-    size_t n = marks.size / sizeof *m;
-    if (step[1] & 2) n = compose(t, m, n);
-    for (size_t i = 0; i < n; i++)
-        for (utf8_append(&out, m[i].c); content.size < out.size;) append(&content, &(unsigned char){m[i].content}, 1);
-    run_steps(e, k + 1, as_is ? *x : (Stretch){out.data, out.size, x->leads, content.data});
-    free(marks.data), free(out.data), free(content.data);
+    for (i = 0; i < out.size / sizeof *m && step[3] & 2; i++) {
+        bool open = starter < n && (starter == n - 1 || m[n - 1].class < m[i].class);
+        row = open ? find(t, MAP, t->compose, m[starter].c) : NULL;
+        if (row) row = find(t, MAP, row + 2, m[i].c);
+        if (row) m[starter].c = row[1], m[starter].content |= m[i].content;
+        else starter = m[i].class ? starter : n, m[n++] = m[i];
+    }
+    if (step[3] & 2) out.size = n * sizeof *m;
+    run_step(e, step + STEP, as_is ? *x : all_of(out, x->leads)), free(out.data);
 }
 
 static void push_symbol(Encoder *e, uint32_t id) {
     uint32_t i = (uint32_t)(e->symbols.size / sizeof(Symbol));
-    append(&e->symbols, &(Symbol){id, i - 1, i + 1, NONE}, sizeof(Symbol));
+    append(&e->symbols, &(Symbol){id, i - 1, NONE, NONE}, sizeof(Symbol));
+    append(&e->ranks, (uint64_t[]){UINT64_MAX, UINT64_MAX}, 2 * sizeof(uint64_t));
+    if (i) AS(Symbol, e->symbols)[i - 1].next = i;
 }
 
-// Byte-pair encoding begins with these. A character without a symbol becomes its byte tokens, else unk, else nothing.
-static void push_symbols(Encoder *e, const unsigned char *s, size_t size) {
-    const Tokenizer *t = e->t;
-    const uint32_t *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL;
+// Merging begins with these. A character without a symbol becomes its byte tokens, else unk, else nothing.
+static void push_symbols(Encoder *e, const uint32_t *step, Stretch x) {
+    const uint32_t *bytes = e->t->bytes, unk = e->t->unk;
     bool due = false;  // an unk; byte tokens overtake it, as in `tokenizers`
-    for (size_t i = 0, n; i < size; i += n) {
-        uint32_t c = s[i];
-        n = t->model & BYTE_UNITS ? 1 : utf8_decode(s + i, size - i, &c);
-        const uint32_t *row = find(t, CHARS, c, 0);
-        bool as_bytes = !row && bytes;
-        for (size_t k = 0; k < n; k++) as_bytes = as_bytes && bytes[s[i + k]] != NONE;
-        for (size_t k = 0; k < n && as_bytes; k++) push_symbol(e, bytes[s[i + k]]);
-        if (as_bytes || (!row && t->unk == NONE)) continue;
-        if (due && (row || !(t->model & FUSE_UNK))) push_symbol(e, t->unk);
-        due = !row;
-        if (row) push_symbol(e, row[1]);
+    unsigned char s[4];
+    for (size_t i = 0; i < x.size; i++) {
+        const uint32_t *edge = find(e->t, EDGES, step + 6, x.s[i].c);
+        bool known = edge && edge[1] != NONE, as_bytes = !known;
+        size_t n = utf8_encode(x.s[i].c, s);
+        for (size_t k = 0; k < n; k++) as_bytes = as_bytes && bytes[s[k]] != NONE;
+        for (size_t k = 0; k < n && as_bytes; k++) push_symbol(e, bytes[s[k]]);
+        if (as_bytes) continue;
+        if (due && (known || !(step[3] & 2))) push_symbol(e, unk);
+        if (known) push_symbol(e, edge[1]);
+        due = !known && unk != NONE;
     }
-    if (due) push_symbol(e, t->unk);
+    if (due) push_symbol(e, unk);
 }
 
-// Finds what symbol i makes with the next one and puts the merge on the heap.
-static void push_merge(Encoder *e, uint32_t i) {
-    const uint32_t *first = e->t->first_pair, *pair = NULL;
-    Symbol *s = AS(Symbol, e->symbols) + i;
-    if (s->next != NONE) pair = find_row(e->t, PAIRS, first[s->id], first[s->id + 1], s->id, s[s->next - i].id);
-    s->merged = pair ? pair[3] : NONE;
-    if (!pair) return;
-    Merge new = {(uint64_t)pair[2] << 32 | i, pair[3]};
-    size_t k = e->merges.size / sizeof new;
-    append(&e->merges, &new, sizeof new);
-    Merge *heap = AS(Merge, e->merges);
-    for (; k > 0 && heap[(k - 1) / 2].order > new.order; k = (k - 1) / 2) heap[k] = heap[(k - 1) / 2];
-    heap[k] = new;
+// Finds what symbol i of n makes with the next one. ranks is a tree of minima: rank and position of symbol i at n + i,
+// the lower one of 2 k and 2 k + 1 at k, so that the next merge of all is at 1.
+static void rank_pair(Encoder *e, size_t n, uint32_t i) {
+    Symbol *x = AS(Symbol, e->symbols), *s = x + i;
+    uint64_t *ranks = AS(uint64_t, e->ranks), low;
+    const uint32_t *left = s->id != NONE && s->next != NONE ? e->t->at[IDS] + ID * (size_t)s->id : NULL;
+    const uint32_t *pair = left ? find(e->t, EDGES, left + 3, x[s->next].id) : NULL;
+    s->merged = pair ? pair[1] : NONE;
+    ranks[n + i] = pair ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
+    for (size_t k = n + i; k > 1 && ranks[k / 2] != (low = ranks[k] < ranks[k ^ 1] ? ranks[k] : ranks[k ^ 1]); k /= 2)
+        ranks[k / 2] = low;
 }
 
-static Merge pop_merge(Encoder *e) {
-    Merge *heap = AS(Merge, e->merges), first = heap[0];
-    size_t n = (e->merges.size -= sizeof first) / sizeof first, k = 0;
-    for (size_t child; (child = 2 * k + 1) < n; k = child) {
-        if (child + 1 < n && heap[child + 1].order < heap[child].order) child++;
-        if (heap[child].order >= heap[n].order) break;
-        heap[k] = heap[child];
-    }
-    heap[k] = heap[n];
-    return first;
-}
-
-// Byte-pair encoding of one piece: the neighbours of lowest rank merge first, the leftmost of these. O(n log n).
-static void merge_piece(Encoder *e, const unsigned char *s, size_t size) {
-    const uint32_t *word = e->t->model & WHOLE_WORDS ? find_bytes(e->t, WORDS, s, size) : NULL;
-    e->symbols.size = 0;
-    if (word) push_symbol(e, word[4]);
-    else push_symbols(e, s, size);
-    Symbol *x = AS(Symbol, e->symbols);
-    size_t n = e->symbols.size / sizeof *x;
-    if (n) x[n - 1].next = NONE;
-    for (uint32_t i = 0; i < n; i++) push_merge(e, i);
-    while (e->merges.size) {
-        Merge m = pop_merge(e);
-        uint32_t i = (uint32_t)m.order, next = x[i].next;
-        if (x[i].merged != m.merged) continue;  // one of the two has merged otherwise
-        x[i].id = m.merged, x[i].next = x[next].next, x[next].id = x[next].merged = NONE;
-        if (x[i].next != NONE) x[x[i].next].before = i;
-        if (x[i].before != NONE) push_merge(e, x[i].before);
-        push_merge(e, i);
+// STEP_MERGE: byte-pair encoding of one piece, unless the trie has it as a whole: the neighbours of lowest rank merge
+// first, the leftmost of these. O(n log n). Bit 0: of bytes, not code points; bit 1: unks next to each other are one.
+static void merge_piece(Encoder *e, const uint32_t *step, const Stretch *piece) {
+    const uint32_t *range = step + 6, *edge = NULL;
+    unsigned char s[4];
+    e->units.size = e->symbols.size = e->ranks.size = 0;
+    for (size_t i = 0, n, k; i < piece->size && step[3] & 1; i++)
+        for (n = utf8_encode(piece->s[i].c, s), k = 0; k < n; k++) append(&e->units, &(Char){.c = s[k]}, sizeof(Char));
+    const Stretch x = step[3] & 1 ? all_of(e->units, false) : *piece;
+    for (size_t i = 0; i < x.size && (edge = find(e->t, EDGES, range, x.s[i].c)); i++) range = edge + 2;
+    if (edge && edge[1] != NONE) push_symbol(e, edge[1]);
+    else push_symbols(e, step, x);
+    size_t n = e->symbols.size / sizeof(Symbol);
+    Symbol *m = AS(Symbol, e->symbols);
+    for (uint32_t i = 0; i < n; i++) rank_pair(e, n, i);
+    for (uint64_t first; n && (first = AS(uint64_t, e->ranks)[1]) != UINT64_MAX;) {
+        uint32_t i = (uint32_t)first, next = m[i].next;
+        m[i].id = m[i].merged, m[i].next = m[next].next, m[next].id = NONE;
+        if (m[i].next != NONE) m[m[i].next].before = i;
+        if (m[i].before != NONE) rank_pair(e, n, m[i].before);
+        rank_pair(e, n, i), rank_pair(e, n, next);
     }
     for (size_t i = 0; i < n; i++)
-        if (x[i].id != NONE) append(&e->ids, &x[i].id, sizeof x[i].id);
+        if (m[i].id != NONE) append(&e->ids, &m[i].id, sizeof m[i].id);
 }
 
-// Takes a stretch of the text through the steps from number `step` on; a piece that has come through is merged.
-static void run_steps(Encoder *e, size_t step, Stretch x) {
-    static void (*const kinds[N_STEPS])(Encoder *, size_t, const Stretch *) = {split_added, split_pattern, normalize};
-    if (!x.size) return;
-    spend(e, x.size < NONE / 4 ? x.size : SIZE_MAX);
-    if (step == e->t->table[STEPS].n) merge_piece(e, x.s, x.size);
-    else kinds[e->t->table[STEPS].at[5 * step]](e, step, &x);
+// Takes a stretch of the text through this step and those after it.
+static void run_step(Encoder *e, const uint32_t *step, Stretch x) {
+    static void (*const kinds[])(Encoder *, const uint32_t *, const Stretch *) = {split_added, split_pattern, normalize,
+                                                                                  merge_piece};
+    spend(e, x.size < NONE / 8 ? x.size : SIZE_MAX);
+    if (x.size) kinds[step[0]](e, step, &x);
 }
 
-// The ids of a text, with those that the tokenizer adds around it unless bytes of content are marked, as in a chat. The
-// caller frees them.
-static int *encode(const Tokenizer *t, const unsigned char *text, const unsigned char *content, size_t size,
-                          size_t *n) {
-    Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)size};
-    const uint32_t *post = t->table[POST].at, *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL;
-    for (size_t i = 0, length; i < size; i += length) {
-        uint32_t c;
-        length = utf8_decode(text + i, size - i, &c);
-        bool has = t->model & BYTE_UNITS ? find(t, CHARS, text[i], 0) != NULL : bytes && bytes[text[i]] != NONE;
-        if (c >= 0x110000 && !has)
-            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend the text)", i, text[i], t->path);
-    }
-    unsigned char *none = content ? NULL : allocate(size, 1, "a text");
-    if (!content) append(&e.ids, post, t->n_before * sizeof *post);
-    run_steps(&e, 0, (Stretch){text, size, true, content ? content : none});
-    if (!content) append(&e.ids, post + t->n_before, (t->table[POST].n - t->n_before) * sizeof *post);
-    free(none), free(e.choices.data), free(e.symbols.data), free(e.merges.data);
+// The ids of a text of Char, which is freed; with those that the tokenizer adds around it if it is alone. The caller
+// frees them.
+static int *encode(const Tokenizer *t, Buffer text, bool alone, size_t *n) {
+    const Stretch x = all_of(text, true);
+    Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)x.size};
+    unsigned char s[4];
+    for (size_t i = 0, at = 0; i < x.size; at += utf8_encode(x.s[i++].c, s))
+        if (x.s[i].c >= 0x110000 && t->bytes[x.s[i].c & 0xFF] == NONE)
+            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend it)", at, x.s[i].c & 0xFF, t->path);
+    if (alone) append(&e.ids, t->at[POST], t->n_before * sizeof(uint32_t));
+    run_step(&e, t->at[STEPS], x);
+    if (alone) append(&e.ids, t->at[POST] + t->n_before, (t->n[POST] - t->n_before) * sizeof(uint32_t));
+    free(text.data), free(e.choices.data), free(e.units.data), free(e.symbols.data), free(e.ranks.data);
     *n = e.ids.size / sizeof(int);
     return AS(int, e.ids);
 }
 
-typedef struct {            // begins as {0}
-    unsigned char held[4];  // the first bytes of a character whose others are yet to come
-    uint32_t n_held, stripped;
-    bool started;           // spaces stay from now on
-} Decoder;
+// Begins as {0}. held: the first bytes of a character whose others are yet to come; stripped: spaces; NONE: no more.
+typedef struct { unsigned char held[4]; uint32_t n_held, stripped; } Decoder;
 
 static void decode_end(Decoder *d, Buffer *out) {
     append(out, d->held, d->n_held);
@@ -1349,185 +1270,182 @@ static void decode_end(Decoder *d, Buffer *out) {
 // Appends what an id adds to the text; of a character that is not complete, nothing yet.
 static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Buffer *out) {
     if (id < 0 || (size_t)id >= t->n_ids) return;
-    const uint32_t *row = t->table[IDS].at + 3 * (size_t)id;
-    for (uint32_t i = 0; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
-        unsigned char byte = t->data[row[0] + i], first = d->n_held && (byte & 0xC0) == 0x80 ? d->held[0] : byte;
-        bool drop = !d->started && byte == ' ' && d->stripped < t->strip;
-        d->stripped += drop;
-        d->started |= t->strip == NONE ? i + 1 == row[1] : !drop;
+    const uint32_t *row = t->at[IDS] + ID * (size_t)id;
+    for (uint32_t i = row[0]; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
+        bool drop = t->data[i] == ' ' && d->stripped < t->strip;
+        d->stripped = (t->strip == NONE ? i + 1 == row[1] : !drop) ? NONE : d->stripped + drop;
         if (drop) continue;
-        if ((byte & 0xC0) != 0x80) decode_end(d, out);
-        d->held[d->n_held++] = byte;
-        uint32_t length = first < 0xC2 || first > 0xF4 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-        if (d->n_held >= length) decode_end(d, out);
+        if ((t->data[i] & 0xC0) != 0x80) decode_end(d, out);
+        d->held[d->n_held++] = t->data[i];
+        if (d->n_held >= utf8_length(d->held[0])) decode_end(d, out);
     }
-    if (t->model & STRIP_AFTER_BOS && (uint32_t)id == t->bos) decode_end(d, out), *d = (Decoder){0};  // llama2.c
+    if (t->strip_after_bos && id == 1) decode_end(d, out), *d = (Decoder){0};
 }
 
 static void sound(const Tokenizer *t, bool good, const char *what) {
     if (!good) die("tokenizer %s has a bad %s (it is damaged or of another version: export it again)", t->path, what);
 }
 
-// Whether the numbers of a row are what its columns say.
-static bool is_sound(const Tokenizer *t, const char *columns, const uint32_t *v) {
-    static const char kinds[] = "inurkpadmM";
-    const size_t limits[] = {t->n_ids, t->n_ids, 0x110100, t->table[MASKS].n, 64, t->table[CODE].n, ADDED + 1,
-                             t->table[DATA].n, t->table[MAPPED].n, t->table[MAP].n};
-    for (; *columns; columns++, v++) {
-        const char *kind = strchr(kinds, *columns);
-        size_t limit = kind ? limits[kind - kinds] : SIZE_MAX;
-        if (columns[1] == '-' && (*v > limit || v[1] > limit - *v)) return false;
-        if (columns[1] != '-' && kind && *v >= limit && !(*kind == 'n' && *v == NONE)) return false;
-        if (*columns == 'a' && *v < RAW) return false;
-    }
-    return true;
+// Checks the numbers in n rows of these columns.
+static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at, size_t n) {
+    static const char known[] = ".inukposdem";
+    const size_t limits[] = {SIZE_MAX, t->n_ids, t->n_ids + 1, 0x110100, 64, t->n[CODE], N_OPS, N_STEPS,
+                             t->n[DATA] + 1ul, t->n[EDGES] + 1ul, t->n[MAP] + 1ul};
+    for (size_t c = 0, width = strlen(kinds); c < width; c++)
+        for (size_t i = c, limit = limits[strchr(known, kinds[c]) - known]; i < n * width; i += width)
+            sound(t, at[i] + (kinds[c] == 'n') < limit, "number in a section");  // NONE + 1 is 0
 }
 
-// Points the tables into the file and checks every number in them.
+// Points `at` into the file and checks every number in it.
 static void load_sections(Tokenizer *t, File f) {
-    static const char *const ops[N_OPS] = {".k..", ".pp.", ".p..", ".p..", ".k..", "...."};
-    static const char *const steps[N_STEPS] = {".akk.", ".p.d-", "..kM-"};
-    memcpy(t, f.data, offsetof(Tokenizer, path));
-    sound(t, t->version == 1 && t->file_size == f.size, "version or size");
-    for (int k = 0; k < 32; k++) {
-        size_t offset = t->section[k].offset, n = t->section[k].n, width = k < N_SECTIONS ? sections[k].width : 0;
-        bool fits = offset % 4 == 0 && offset <= f.size && n * (width ? 4 * width : 1) <= f.size - offset;
-        sound(t, fits && (!n || k < N_SECTIONS), "section");
-        if (n) t->table[k].at = (const uint32_t *)(const void *)(f.data + offset), t->table[k].n = n;
+    size_t at = offsetof(Tokenizer, path), size;
+    memcpy(t, f.data, at);
+    sound(t, t->version == 2, "version");
+    for (int k = 0; k < N_SECTIONS; k++, at += size) {
+        t->at[k] = (const void *)(f.data + at), size = t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k]));
+        sound(t, size <= f.size - at, "size");
     }
-    for (int k = 0; k < N_SECTIONS; k++)
-        for (size_t i = 0, width = sections[k].width, keys = sections[k].keys; i < t->table[k].n && width; i++) {
-            const uint32_t *row = t->table[k].at + i * width, *last = i ? row - width : row;
-            if (k == CODE || k == STEPS) sound(t, row[0] < (k == CODE ? (int)N_OPS : (int)N_STEPS), "step");
-            const char *columns = k == CODE ? ops[row[0]] : k == STEPS ? steps[row[0]] : sections[k].columns;
-            sound(t, is_sound(t, columns, row), "number in a section");
-            sound(t, !i || !keys || last[0] < row[0] || (last[0] == row[0] && keys > 1 && last[1] < row[1]), "order");
-        }
-    size_t n_code = t->table[CODE].n, n_bytes = t->table[BYTES].n, n_post = t->table[POST].n;
-    sound(t, t->n_ids - 1 < INT_MAX && t->table[IDS].n == t->n_ids && is_sound(t, "nn..kk", &t->bos), "header");
-    sound(t, !t->zero, "header");
-    sound(t, t->table[RANGES].n && !t->table[RANGES].at[0] && t->table[MASKS].n <= 65536, "character class");
-    sound(t, !n_code || t->table[CODE].at[4 * n_code - 4] == OP_MATCH, "pattern");
-    sound(t, (!n_bytes || n_bytes == 256) && t->n_before <= n_post && n_post <= 64 && t->table[STEPS].n <= 64, "size");
-    t->data = (const unsigned char *)t->table[DATA].at;
+    t->n_ids = t->n[IDS], t->data = f.data + f.size - t->n[DATA];
+    sound(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
+    for (int k = 0; k < N_SECTIONS; k++) check_rows(t, columns[k], t->at[k], t->n[k]);
+    check_rows(t, "nkk.m", &t->unk, 1), check_rows(t, "n", t->bytes, 256);
+    sound(t, t->n[RANGES] - 1 < 65536 && !t->at[RANGES][0], "character class");
+    sound(t, t->n[CODE] && t->at[CODE][OP * (t->n[CODE] - 1ul)] == OP_MATCH, "pattern");
+    sound(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
 }
+
+typedef struct { uint64_t key; uint32_t at, n, id, rank; } Piece;  // of llama2.c's file, or a pair of them
 
 static int compare_keys(const void *a, const void *b) {
-    const uint32_t *x = a, *y = b;
-    return x[0] != y[0] ? (x[0] < y[0] ? -1 : 1) : (x[1] > y[1]) - (x[1] < y[1]);
+    const Piece *x = a, *y = b;
+    return (x->key > y->key) - (x->key < y->key);
 }
 
-static void add_row(Tokenizer *t, Buffer *rows, int section, const uint32_t *row) {
-    append(&rows[section], row, sections[section].width * sizeof *row);
-    t->table[section].at = AS(uint32_t, rows[section]), t->table[section].n++;
+static uint64_t fnv1a(const unsigned char *s, size_t n) {
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ s[i]) * 1099511628211u;
+    return hash;
+}
+
+static const Piece *find_piece(Buffer pieces, const unsigned char *s, size_t n) {
+    return bsearch(&(Piece){.key = fnv1a(s, n)}, pieces.data, pieces.size / sizeof(Piece), sizeof(Piece), compare_keys);
 }
 
 // Reads llama2.c's tokenizer.bin: uint32 longest piece, then for each id float32 score, int32 length, bytes. Ids 0 to 2
 // are unk, BOS and EOS, the next 256 the bytes, a space goes in front of a text, and any two pieces merge that make a
 // third one, the best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
-    static const uint32_t code[] = {OP_BEHIND, 0, 1, 0, OP_MATCH, 0, 0, 0}, any[] = {1, 0}, from_0[] = {0, 0};
-    Buffer *rows = allocate(N_SECTIONS, sizeof *rows, "the tokenizer");
-    uint32_t size = (uint32_t)f.size, n = 0, longest = 0;
-    memcpy(&longest, f.data, min_size(4, f.size));
-    sound(t, f.size < NONE / 2 && longest <= 512, "size, if it is a tokenizer");
-    append(&rows[DATA], f.data, f.size);
-    for (uint32_t at = 4, id = 0; at < size; at += n, id++) {
-        sound(t, size - at >= 8, "end, if it is a tokenizer");
-        memcpy(&n, f.data + at + 4, 4), at += 8;
-        sound(t, n <= longest && n <= size - at, "piece, if it is a tokenizer");
-        uint64_t hash = hash_bytes(f.data + at, n);
-        bool byte = id - 3 < 256;
-        add_row(t, rows, IDS, (uint32_t[]){byte ? size + id - 3 : at, byte ? 1 : n, id == 1 || id == 2 ? SPECIAL : 0});
-        add_row(t, rows, WORDS, (uint32_t[]){(uint32_t)(hash >> 32), (uint32_t)hash, at, n, id});
+    Buffer to[N_SECTIONS] = {0}, pieces = {0}, pairs = {0};
+    uint32_t size = (uint32_t)f.size, longest, n, n_ids = 0, rank, c;
+    float score;
+    sound(t, f.size < NONE / 2, "size, if it is a tokenizer");
+    append(&to[DATA], f.data, f.size);
+    for (uint32_t b = 0; b < 256; b++) append(&to[DATA], &b, 1), t->bytes[b] = b + 3;
+    t->data = to[DATA].data, memcpy(&longest, t->data, 4);
+    for (uint32_t at = 4; at < size; at += n, n_ids++) {
+        memcpy(&score, t->data + at, 4), memcpy(&n, t->data + at + 4, 4), at += 8;
+        bool good = longest <= 512 && at <= size && n <= longest && n <= size - at && score == score;
+        sound(t, good, "piece, if it is a tokenizer");
+        score = 0.0f - score, memcpy(&rank, &score, 4);
+        rank = rank >> 31 ? ~rank : rank | 1u << 31;  // falls as the score rises
+        append(&pieces, &(Piece){fnv1a(t->data + at, n), at, n, n_ids, rank}, sizeof(Piece));
+        uint32_t byte = n_ids - 3, flags = n_ids == 1 || n_ids == 2 ? SPECIAL : 0;
+        uint32_t from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
+        append(&to[IDS], (uint32_t[ID]){from, end, flags}, 4 * ID);
     }
-    sound(t, t->table[IDS].n >= 259, "number of pieces, if it is a tokenizer");
-    for (uint32_t b = 0; b < 256; b++) append(&rows[DATA], &b, 1), add_row(t, rows, BYTES, (uint32_t[]){b + 3});
-    t->data = rows[DATA].data;
-    qsort(rows[WORDS].data, t->table[WORDS].n, 5 * sizeof(uint32_t), compare_keys);
-    for (const uint32_t *w = t->table[WORDS].at, *end = w + 5 * t->table[WORDS].n, *left, *right; w < end; w += 5) {
-        const unsigned char *s = t->data + w[2];
-        uint32_t rank, c;
-        float score;
-        if (!w[3] || find_bytes(t, WORDS, s, w[3]) != w) continue;  // the same piece again
-        memcpy(&score, s - 8, 4);
-        sound(t, score == score, "score");
-        score += 0.0f;  // -0 is 0
-        memcpy(&rank, &score, 4);
-        rank = rank >> 31 ? rank : ~rank - (1u << 31);  // falls as the score rises
-        if (utf8_decode(s, w[3], &c) == w[3]) add_row(t, rows, CHARS, (uint32_t[]){c, w[4]});
-        for (uint32_t k = 1; k < w[3]; k++)
-            if ((left = find_bytes(t, WORDS, s, k)) && (right = find_bytes(t, WORDS, s + k, w[3] - k)))
-                add_row(t, rows, PAIRS, (uint32_t[]){left[4], right[4], rank, w[4]});
+    sound(t, n_ids >= 259, "number of pieces, if it is a tokenizer");
+    append(&to[IDS], (uint32_t[ID]){0}, 4 * ID);  // one more, whose range will be that of the symbols
+    qsort(pieces.data, n_ids, sizeof(Piece), compare_keys);
+    for (const Piece *p = AS(Piece, pieces), *end = p + n_ids, *left, *right; p < end; p++) {
+        const unsigned char *s = t->data + p->at;
+        if (!p->n || find_piece(pieces, s, p->n) != p) continue;  // the same piece again
+        Piece pair = {.key = (uint64_t)n_ids << 32, .id = p->id, .rank = p->rank};
+        if (utf8_decode(s, p->n, &c) == p->n) pair.key |= c, append(&pairs, &pair, sizeof pair);
+        for (uint32_t k = 1; k < p->n; k++) {
+            if (!(left = find_piece(pieces, s, k)) || !(right = find_piece(pieces, s + k, p->n - k))) continue;
+            pair.key = (uint64_t)left->id << 32 | right->id, append(&pairs, &pair, sizeof pair);
+        }
     }
-    if (t->table[CHARS].n) qsort(rows[CHARS].data, t->table[CHARS].n, 2 * sizeof(uint32_t), compare_keys);
-    if (t->table[PAIRS].n) qsort(rows[PAIRS].data, t->table[PAIRS].n, 4 * sizeof(uint32_t), compare_keys);
-    add_row(t, rows, STEPS, (uint32_t[]){STEP_SPLIT, 0, 1 << 5, size + ' ', 1});
-    add_row(t, rows, POST, (uint32_t[]){1});
-    t->table[CODE].at = code, t->table[MASKS].at = any, t->table[RANGES].at = from_0, t->table[RANGES].n = 1;
-    t->n_ids = t->table[IDS].n, t->bos = t->n_before = t->strip = 1, t->model = FUSE_UNK | STRIP_AFTER_BOS;
+    if (pairs.size) qsort(pairs.data, pairs.size / sizeof(Piece), sizeof(Piece), compare_keys);
+    for (uint32_t i = 0; i < pairs.size / sizeof(Piece); i++) {
+        const Piece *p = AS(Piece, pairs) + i;
+        uint32_t *row = AS(uint32_t, to[IDS]) + ID * (p->key >> 32);
+        row[3] = row[4] ? row[3] : i, row[4] = i + 1;
+        append(&to[EDGES], (uint32_t[EDGE]){(uint32_t)p->key, p->id, p->rank}, 4 * EDGE);
+    }
+    append(&to[STEPS], (uint32_t[]){STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE, 0, 0, 0, 0, 0}, 4 * (2 * STEP - 2));
+    append(&to[STEPS], AS(uint32_t, to[IDS]) + ID * (size_t)n_ids + 3, 4 * 2);
+    append(&to[CODE], (uint32_t[OP]){OP_MATCH}, 4 * OP), append(&to[MAP], (uint32_t[EDGE]){0, ' '}, 4 * EDGE);
+    append(&to[RANGES], (uint32_t[RANGE]){0}, 4 * RANGE), append(&to[POST], (uint32_t[]){1}, 4);
+    for (int k = 0; k < N_SECTIONS; k++) t->at[k] = AS(uint32_t, to[k]);
+    t->strip = t->n_before = t->n[POST] = t->n[RANGES] = 1, t->n_ids = n_ids, t->strip_after_bos = true;
+    free(pieces.data), free(pairs.data);
 }
 
 static void tokenizer_load(Tokenizer *t, const char *path) {
-    static const uint32_t nothing[8];
     File f = map_file(path);
     *t = (Tokenizer){.path = path};
-    for (int k = 0; k < N_SECTIONS; k++) t->table[k].at = nothing;
     if (f.size < offsetof(Tokenizer, path) || memcmp(f.data, "run.t\r\n\x1a", 8)) load_llama2c_tokenizer(t, f);
     else load_sections(t, f);
-    const uint32_t *pair = t->table[PAIRS].at, *range = t->table[RANGES].at;
-    t->first_pair = allocate(t->n_ids + 1, sizeof *t->first_pair, "the tokenizer");
-    for (size_t i = 0; i < t->table[PAIRS].n; i++) t->first_pair[pair[4 * i] + 1]++;
-    for (size_t i = 0; i < t->n_ids; i++) t->first_pair[i + 1] += t->first_pair[i];
-    t->mask = allocate(0x110100, sizeof *t->mask, "the tokenizer");
-    for (size_t i = 1, c = 0; i <= t->table[RANGES].n; i++)
-        for (; c < (i < t->table[RANGES].n ? range[2 * i] : 0x110100); c++) t->mask[c] = (uint16_t)range[2 * i - 1];
+    t->range = allocate(0x110100, sizeof *t->range, "the tokenizer");
+    for (size_t i = 0, c = 0; c < 0x110100; t->range[c++] = (uint16_t)i)
+        if (i + 1 < t->n[RANGES] && c == t->at[RANGES][RANGE * (i + 1)]) i++;
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
-// export.py takes the model's chat template apart. A row of TURNS is what it writes around a turn, the first or a later
-// one, without a system prompt and, if it takes any, with it: texts (PAST before a turn that has a reply, LAST before
-// one that awaits it, in halves between which the system prompt may stand), classes of what it strips from contents,
-// left and right, bits, and how many bytes of the text before an empty content go with it.
+// export.py takes the model's chat template apart. TURNS has four rows for the first turn if a reply follows, four if
+// it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. Three of four are
+// what precedes the system prompt, the user's message, the reply: a text, where it ends if the content is empty, what
+// classes are stripped from the content, left and right, bits. The fourth is for a reply that holds its text, </think>;
+// if one is awaited, for a message that is not taken: between these two halves, <tool_response> and </tool_response>.
+enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
-enum { PAST = 0, LAST = 4, BETWEEN = 8, PROMPT = 10, CUT = 12, OF_USER = 14, OF_REPLY = 16, OF_CUT = 18, OF_SYSTEM = 20,
-       BITS = 22, DROP, TURN_WIDTH };
-enum { IN_PAST = 1, IN_LAST = 2, EMPTY_IS_NONE = 4 };  // BITS: where the system prompt stands, what an empty one is
+// A content as the template repeats it: stripped, a reply without all up to the last text of `cut`.
+static Buffer repeated(const Tokenizer *t, Buffer given, const uint32_t *row, const uint32_t *cut) {
+    Buffer all = {0}, kept = {0};
+    append_utf8(&all, given.data, given.size, true);
+    Stretch x = all_of(all, false);
+    size_t start = 0, n = cut ? cut[1] - cut[0] : 0;
+    for (size_t i = n ? x.size : 0, k; i >= n && i && !start; i--) {
+        for (k = 0; k < n && x.s[i - n + k].c == t->at[MAP][EDGE * (cut[0] + k) + 1];) k++;
+        if (k == n) start = i, row = cut;
+    }
+    while (of_class(t, &x, start, row[3])) start++;
+    while (x.size > start && of_class(t, &x, x.size - 1, row[4])) x.size--;
+    append(&kept, x.s + start, (x.size - start) * sizeof *x.s), free(all.data);
+    return kept;
+}
 
-// A content, of a kind OF_..., as the template repeats it: stripped; a reply without all up to the last CUT, </think>.
-static Buffer repeated(const Tokenizer *t, Buffer b, const uint32_t *row, int kind) {
-    Stretch x = {.s = b.data, .size = b.size};
-    size_t start = 0, n = kind == OF_REPLY ? row[CUT + 1] : 0;
-    for (size_t i = n ? b.size : 0; i >= n && i && !start; i--)
-        if (!memcmp(b.data + i - n, t->data + row[CUT], n)) start = i, kind = OF_CUT;
-    while ((n = class_at(t, &x, start, row[kind]))) start += n;
-    while (x.size > start && (n = class_before(t, &x, x.size, row[kind + 1]))) x.size -= n;
-    return b.size ? (Buffer){b.data + start, x.size - start, 0} : b;
+// Whether a content begins and ends with the two halves of a row's text, if there is one.
+static bool encloses(const Tokenizer *t, const uint32_t *row, Buffer content) {
+    const uint32_t *text = t->at[MAP] + EDGE * (size_t)row[0] + 1;
+    size_t size = content.size / sizeof(Char), head = (size_t)row[1] - row[0], n = (size_t)row[2] - row[0], k = 0;
+    while (n <= size && k < n && AS(Char, content)[k < head ? k : size - n + k].c == text[EDGE * k]) k++;
+    return n && k == n;
 }
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
 static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
-    const uint32_t *rows = t->table[TURNS].at + (system ? 2 * TURN_WIDTH : 0);
-    Buffer text = {0}, content = {0}, given = {0};
+    const uint32_t *rows = t->at[TURNS] + (system ? 16 * PART : 0);
+    Buffer text = {0}, given = {0};
     append(&given, system, system ? strlen(system) : 0);
-    if (rows[BITS] & EMPTY_IS_NONE && !repeated(t, given, rows, OF_SYSTEM).size) rows = t->table[TURNS].at;
+    Buffer prompt = repeated(t, given, rows, NULL);
+    if (rows[5] & EMPTY_IS_NONE && !prompt.size) rows = t->at[TURNS];
     for (size_t k = 0; k < n; k += 2) {
-        bool last = k + 1 == n;
-        const uint32_t *row = rows + (k ? TURN_WIDTH : 0), *before = row + (last ? LAST : PAST);
-        const uint32_t *after = row + (last ? PROMPT : BETWEEN);
-        Buffer user = repeated(t, messages[k], row, OF_USER), reply = {0}, prompt = {0};
-        if (row[BITS] & (last ? IN_LAST : IN_PAST)) prompt = repeated(t, given, row, OF_SYSTEM);
-        if (!last) reply = repeated(t, messages[k + 1], row, OF_REPLY);
-        const struct { const unsigned char *s; size_t n; } parts[] = {  // the template's texts and contents by turns
-            {t->data + before[0], before[1]}, {prompt.data, prompt.size},
-            {t->data + before[2], before[3] - (user.size ? 0 : min_size(before[3], row[DROP]))}, {user.data, user.size},
-            {t->data + after[0], after[1]}, {reply.data, reply.size}};
-        for (int p = 0; p < 6; p++)
-            for (append(&text, parts[p].s, parts[p].n); content.size < text.size;) append(&content, &"\0\1"[p & 1], 1);
+        const uint32_t *row = rows + 4 * PART * (2 * (k > 0) + (k + 1 == n));
+        const Buffer contents[] = {given, messages[k], k + 1 < n ? messages[k + 1] : (Buffer){0}};
+        for (int p = 0; p < 3; p++, row += PART) {
+            Buffer content = {0};
+            if (row[5] & SHOWN) content = repeated(t, contents[p], row, p == 2 ? row + PART : NULL);
+            if (p == 1 && k + 1 == n && encloses(t, row + 2 * PART, content))
+                die("to the chat template \"%.15s...\" is no user's message (begin otherwise)", messages[k].data);
+            append_mapped(t, &text, row[0], row[content.size ? 1 : 2], false);
+            append(&text, content.data, content.size), free(content.data);
+        }
     }
-    int *ids = encode(t, text.data, content.data, text.size, n_ids);
+    int *ids = encode(t, text, false, n_ids);
     if (!*n_ids) die("the conversation has no tokens (say something)");
-    free(text.data), free(content.data), free(given.data);
+    free(given.data), free(prompt.data);
     return ids;
 }
 
@@ -1706,9 +1624,10 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, bool starts) {
     size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids;
     Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
+    Buffer chars = {0};
     if (o->file) read_until(EOF, &p.text);
     if (o->text) append(&p.text, o->text, strlen(o->text));
-    if (o->file || o->text) p.ids = encode(t, p.text.data, NULL, p.text.size, &p.n);
+    if (o->file || o->text) append_utf8(&chars, p.text.data, p.text.size, false), p.ids = encode(t, chars, true, &p.n);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
         if (digits < word) usage_error("-I has \"%.80s\", no token id (give ids as \"1 2 3\")", at);
@@ -1807,13 +1726,12 @@ typedef struct {  // of generate and chat
 
 // Begins one with a prompt of n ids, or a chat.
 static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t n_ids, bool chats) {
-    const Table *ends = &t->table[ENDS];
     const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL;
     size_t n = m->config.vocab_size;
     *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler,
                    .ends = allocate(n, sizeof *x->ends, "the ids at ends")};
     for (size_t i = 0; i < m->config.n_eos; i++) if ((size_t)eos[i] < n) x->ends[eos[i]] = true;
-    for (size_t i = 0; chats && i < ends->n; i++) x->ends[ends->at[i]] = true;
+    for (size_t i = 0; chats && i < t->n[ENDS]; i++) x->ends[t->at[ENDS][i]] = true;
     new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
 
@@ -2124,10 +2042,10 @@ int main(int argc, char **argv) {
     if (o.model) load_model(&m, o.model);
     if (has_text || (mode == CHECK && o.tokenizer) || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
     if (mode == CHECK) return check(&o, &m, &t), 0;
-    if (mode == CHAT && t.table[TURNS].n < 2)
+    if (mode == CHAT && t.n[TURNS] < 16)
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
-    if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
+    if (o.system && t.n[TURNS] < 32) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
     if (mode == CHAT && !o.print_ids) return run_session(&o, &m, &t, NULL), 0;
     bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
     Prompt p = mode == CHAT ? read_talk(&o, &t) : read_prompt(&o, &t, &m, starts);

@@ -22,7 +22,7 @@ import gguf
 import pytest
 import transformers
 from conftest import ROOT, binary, good, need, refused, run, sanitized
-from test_tokenizer import corpus, meta_llama, npm
+from test_tokenizer import corpus, meta_llama, npm, section
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 sys.path[:0] = [str(ROOT)]
@@ -376,10 +376,10 @@ def test_control_tokens_that_text_never_has(tmp_path, capfd):
     """A bare tokenizer.model finds no control tokens in text: a template that writes them has no format."""
     spec = with_tokens(dict(small("bytes")), [added("<|im_start|>"), added("<|im_end|>")])
     chat = export.read_chat(save(tmp_path / "m", spec, CHATML, dict(eos_token="<|im_end|>")))
-    for match, rows in (({}, 4), (dict(match=""), 0)):
+    for match, rows in (({}, 32), (dict(match=""), 0)):
         program = export.Program()
         export.compile_chat(program, chat, [token | match for token in spec["added_tokens"]])
-        assert len(program.rows["turn"]) == rows
+        assert len(program.rows["turns"]) == rows
     assert "<|im_end|>" in capfd.readouterr().err
 
 
@@ -435,21 +435,32 @@ def test_long_lines(size, chats):
         assert chat_ids(chats("chatml").path, [line], system, program) == chats("chatml").expected(messages([line], system))
 
 
+def test_no_users_message(chats):
+    """Qwen 3's template takes a last message that is a tool's result for none of a user, and keeps thoughts before it."""
+    path, thought = chats("qwen3").path, b"a\n<think>b</think>c\n"
+    refused(1, "-m", "chat", "--ids", "-z", path, stdin=thought + b"<tool_response>d</tool_response>\n",
+            words=["<tool_response>..."])
+    for text in (b"x <tool_response>d</tool_response>", b"<tool_resp", b""):
+        good("-m", "chat", "--ids", "-z", path, stdin=thought + text + b"\n")
+    good("-m", "chat", "--ids", "-z", path, stdin=b"<tool_response>d</tool_response>\nb\nc\n")
+    good("-m", "chat", "--ids", "-z", chats("chatml").path, stdin=b"<tool_response>d</tool_response>\n")
+
+
 def test_damaged(chats, tmp_path):
     """Numbers of the chat format that are out of range are refused or harmless, never a crash."""
     data, r = bytearray(chats("normalized").path.read_bytes()), random.Random(5)
-    offset, n = struct.unpack_from("<2I", data, 72 + 8 * export.SECTIONS.index("turn"))
-    assert n == 4
-    for rows in range(4):  # fewer rows than turns and system prompts need
-        bad = bytearray(data)
-        struct.pack_into("<I", bad, 76 + 8 * export.SECTIONS.index("turn"), rows)
+    place, offset, n = section(data, "turns")
+    assert n == 32
+    for rows in (0, 1, 15, 16, 31):  # fewer rows than turns and system prompts need
+        bad = data[:offset + 24 * rows] + data[offset + 24 * n:]
+        struct.pack_into("<I", bad, place, rows)
         (tmp_path / "bad.bin").write_bytes(bad)
         refused(1, "-m", "chat", "--ids", "-z", tmp_path / "bad.bin", "-y", "s", stdin=b"a\nb\nc\n", program=sanitized())
-        if rows < 2:
+        if rows < 16:
             refused(1, "-m", "chat", "--ids", "-z", tmp_path / "bad.bin", stdin=b"a\nb\nc\n", program=sanitized(), words=["no chat format"])
     for _ in range(100):
         bad = bytearray(data)
-        at = offset + 4 * r.randrange(n * 24)
+        at = offset + 4 * r.randrange(n * 6)
         bad[at:at + 4] = r.choice((0, 1, 7, 23, 255, 65535, 2 ** 31, 2 ** 32 - 1, r.randrange(5000))).to_bytes(4, "little")
         (tmp_path / "bad.bin").write_bytes(bad)
         done = run("-m", "chat", "--ids", "-z", tmp_path / "bad.bin", "-y", " s", stdin=b"a\n</think>b\n\n", program=sanitized())
@@ -460,7 +471,7 @@ def test_damaged(chats, tmp_path):
 
 def fingerprint(source):
     """The tokenizer's hash, as the signed number that tests/checkpoint.py writes."""
-    value = export.tokenizer_hash(source)
+    value = export.fingerprint(export.read_vocabulary(source))
     return value - (value >> 63 << 64)
 
 
