@@ -14,15 +14,14 @@ count, and every ratio is the median of the rounds' own ratios. A run of ours is
 as prefill; the peers stay loaded, and their tokens are given, not sampled.
 """
 import argparse
-import ctypes
 import importlib.util
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -149,17 +148,20 @@ def llama2c_file(path):
     return new
 
 
-# What a forward of T tokens from a position on must move and compute: every matrix once (of an embedding that is not
-# the classifier no more than T rows, not counted), the cache once; 2 operations a multiply-add, logits of one token.
+# What a forward of T tokens from a position on must move and compute: every matrix once (the embedding only where it is
+# the classifier), the cache once; 2 operations a multiply-add; logits of the last token.
 def matrices(c):
     """Weights in the matrices of all layers, and in the classifier."""
     q, kv = c["n_heads"] * c["head_dim"], c["n_kv_heads"] * c["head_dim"]
     return c["n_layers"] * c["dim"] * (2 * q + 2 * kv + 3 * c["hidden_dim"]), c["vocab_size"] * c["dim"]
 
 
+def cache_bytes(c, positions):
+    return 8 * c["n_layers"] * c["n_kv_heads"] * c["head_dim"] * positions
+
+
 def bytes_of(c, T, position, size=4):
-    cached = 8 * c["n_layers"] * c["n_kv_heads"] * c["head_dim"] * (position + T)
-    return size * sum(matrices(c)) + cached
+    return size * sum(matrices(c)) + cache_bytes(c, position + T)
 
 
 def flops_of(c, T, position):
@@ -207,7 +209,7 @@ class Peer:
     def __init__(self, name, path, threads):
         self.name = name
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        self.process = subprocess.Popen([sys.executable, __file__, "--serve", name, str(path), str(threads)], env=env,
+        self.process = subprocess.Popen([sys.executable, __file__, "--serve", name, str(path), "--threads", str(threads)], env=env,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def ask(self, *what):
@@ -307,318 +309,296 @@ def serve(name, path, threads):
 # ---- measuring ------------------------------------------------------------------------------------------------------
 def probe(path, threads, seconds):
     """(GB/s, GFLOP/s) that the machine gives now."""
-    source = ROOT / "tests/probe.c"
-    flags = "-std=c11 -O3 -march=native -ffp-contract=fast -fopenmp".split()
-    made(CACHE / "probe", source,
-         lambda new: subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", new, source], check=True))
-    done = subprocess.run([CACHE / "probe", path, "8", str(seconds)], capture_output=True, check=True,
+    source, flags = ROOT / "tests/probe.c", "-std=c11 -O3 -march=native -ffp-contract=fast -fopenmp".split()
+    program = made(CACHE / "probe", source,
+                   lambda new: subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", new, source], check=True))
+    done = subprocess.run([program, path, str(seconds)], capture_output=True, check=True,
                           env={**os.environ, "OMP_NUM_THREADS": str(threads)})
     return tuple(map(float, done.stdout.split()))
 
 
-class Bench:
-    def __init__(self, options):
-        self.o, self.models, self.rounds = options, {}, options.rounds
-        self.results = {}       # (part, model, case) -> {contender: [(prompt seconds, token seconds) a round]}
-        self.cases = {}         # (part, model, case) -> (prompt tokens, new tokens)
-        self.program = os.path.abspath(os.environ.get("RUN", ROOT / "run"))
-        self.bf16 = self.takes_bf16()
+@dataclass
+class Case:
+    """A prompt of T tokens and n tokens after it: what each contender took, round by round."""
+    part: str
+    model: str
+    name: str
+    T: int
+    n: int
+    c: dict = None
+    took: dict = field(default_factory=dict)    # contender: [(seconds of the prompt, seconds of a token after it)]
+    limits: list = field(default_factory=list)  # [(GB/s, GFLOP/s)], measured just before ours
 
-    def takes_bf16(self):
-        path = CACHE / "tiny.bf16"
-        checkpoint.write(path, checkpoint.config(weight_type=1))
-        return not subprocess.run([self.program, path, "-I", "3", "--ids", "-n", "1"], capture_output=True).returncode
+    def times(self, contender):
+        """Seconds a token where tokens are generated, else of the prompt."""
+        return [x[self.n > 1] for x in self.took.get(contender, [])]
 
-    def contenders(self, part, path):
-        """Ours, and what goes with a part: another build, bfloat16, the peers there are."""
-        o, threads = self.o, self.o.threads
-        found = [Ours("run.c", self.program, path, threads)]
-        if part == "threads":
-            return found + [Ours("run.c -j 1", self.program, path, 1)]
-        if o.against:
-            found.append(Ours("other build", os.path.abspath(o.against), path, threads))
-        if part == "decode" and self.bf16:
-            found.append(Ours("run.c bf16", self.program, bf16_file(path), threads))
-        if part in ("decode", "prefill", "context") and not o.no_peers:
-            has = lambda name: importlib.util.find_spec(name) is not None
-            if has("llama_cpp") and has("gguf"):
-                found.append(Peer("llama.cpp", gguf_file(path), threads))
-            if has("transformers") and part != "context":
-                found.append(Peer("transformers", path, threads))
-            if o.llama2c and part == "decode":
-                found.append(Llama2c("llama2.c", os.path.abspath(o.llama2c), llama2c_file(path), threads))
-        return found
+    def work(self, contender):
+        """Bytes of one of these tokens, or operations of the prompt."""
+        if self.n > 1:
+            return bytes_of(self.c, 1, self.T + self.n / 2, 2 if contender == "run.c bf16" else 4)
+        return flops_of(self.c, self.T, 0)
 
-    def agree(self, c, contenders):
-        """Peers must compute the same model, or their speed means nothing."""
-        ids = prompt_of(c, 8)
-        ours = contenders[0].logits(ids)[:256]
-        for peer in contenders:
-            if isinstance(peer, Peer):
-                error = float(np.abs(peer.logits(ids)[:256] - ours).max() / ours.std())
-                print(f"{peer.name}: logits within {error:.1e} of their deviation", file=sys.stderr)
-                if not error < 0.05:
-                    sys.exit(f"bench: {peer.name} does not compute the same logits")
+    def of_limit(self, contender):
+        return median(self.work(contender) / took / (limit[self.n <= 1] * 1e9)
+                      for took, limit in zip(self.times(contender), self.limits))
 
-    def run(self, part, model, cases):
-        """Rounds over cases {name: (prompt tokens, new tokens)} and contenders, the machine's limits measured beside."""
-        path = model_file(model)
-        c = self.models[model] = opened(path)[0]
-        contenders = self.contenders(part, path)
-        try:
-            self.agree(c, contenders)
-            for i in range(-1, self.rounds):
-                for case, (T, n) in cases.items():
-                    self.cases[part, model, case] = T, n
-                    found = self.results.setdefault((part, model, case), {})
-                    for x in contenders[:: -1 if i % 2 else 1]:
-                        limits = probe(path, self.o.threads, self.o.seconds) if x is contenders[0] else None
-                        time_taken = x.measure(prompt_of(c, T), n)
-                        if i >= 0:
-                            found.setdefault(x.name, []).append(time_taken)
-                        if i >= 0 and limits:
-                            found.setdefault("limits", []).append(limits)
-                    print(f"{part} {model} {case}: round {i + 1} of {self.rounds}", end="\r", file=sys.stderr)
-        finally:
-            print(file=sys.stderr)
-            for x in contenders:
-                x.close()
+    def over(self, contender, us="run.c"):
+        """How many times as fast we are."""
+        pairs = list(zip(self.times(contender), self.times(us)))
+        return median(theirs / ours for theirs, ours in pairs) if pairs else None
 
-    def ratio(self, f, *keys):
-        """The median over rounds of f of the rounds of each (part, model, case, contender); None if one is lacking."""
-        columns = [self.results.get(key[:3], {}).get(key[3]) for key in keys]
-        if None in columns:
-            return None
-        values = [f(*values) for values in zip(*columns)]
-        return None if None in values else median(values)
+    def expected(self, chunk=256):
+        """Seconds a token that memory or arithmetic takes, whichever is more; a chunk reads the weights once."""
+        bandwidth, peak = (1e9 * median(x) for x in zip(*self.limits))
+        if self.n > 1:
+            position = self.T + self.n / 2
+            return max(bytes_of(self.c, 1, position) / bandwidth, flops_of(self.c, 1, position) / peak)
+        moved = -(-self.T // chunk) * bytes_of(self.c, 0, self.T)
+        return max(moved / bandwidth, flops_of(self.c, self.T, 0) / peak) / self.T
 
-    def fraction(self, key, contender):
-        """Of the machine's limit: bandwidth for decoding, multiply-adds for a prompt alone."""
-        c, (T, n) = self.models[key[1]], self.cases[key]
-        if n > 1:
-            size = bytes_of(c, 1, T + n / 2, 2 if contender == "run.c bf16" else 4) / 1e9
-            return self.ratio(lambda x, limit: x[1] and size / x[1] / limit[0], (*key, contender), (*key, "limits"))
-        flops = flops_of(c, T, 0) / 1e9
-        return self.ratio(lambda x, limit: x[0] and flops / x[0] / limit[1], (*key, contender), (*key, "limits"))
+    def row(self, contender):
+        times = self.times(contender)
+        return dict(part=self.part, model=self.model, case=self.name, contender=contender, rounds=len(times),
+                    tokens_per_second=(1 if self.n > 1 else self.T) / median(times),
+                    spread=(max(times) - min(times)) / 2 / median(times),
+                    giga_per_second=self.work(contender) / median(times) / 1e9, unit="GFLOP/s" if self.n <= 1 else "GB/s",
+                    limit=median(x[self.n <= 1] for x in self.limits), of_limit=self.of_limit(contender),
+                    ours_over_it=self.over(contender))
+
+
+def plan(o):
+    """The cases of each part and model, in lists whose rounds go together."""
+    models = {"decode": ("bundled", "42M", "135M", "1.1B"), "prefill": ("bundled", "135M", "1.1B"), "threads": ("bundled", "1M")}
+    for model in o.models:
+        c = opened(model_file(model))[0]
+        n = 100 if o.quick else min(max(int(4e10 / bytes_of(c, 1, 0)), 16), 1000, c["seq_len"] - 8)
+        cases = {"decode": [("decode", 8, n)], "prefill": [("prefill", min(512, c["seq_len"] - 8), 0)],
+                 "short": [("8 tokens", 8, 16), ("1 token", 1, 0)], "threads": [("threads", 8, n)],
+                 "context": [("position 0", 8, 64), ("position 8000", 8000, 32)],
+                 "sweep": [("prompt", 2 ** i, 0) for i in range(12)] + [("position", max(8, 1000 * i), 16) for i in range(9)]}
+        for part in o.parts:
+            if part in cases and model in models.get(part, ("135M",)):
+                yield [Case(part, model, *case, c) for case in cases[part]]
+
+
+def contenders(o, part, model):
+    """Ours, and what goes with a part: another build, bfloat16, one thread, the peers that are installed."""
+    path, program = model_file(model), os.path.abspath(os.environ.get("RUN", ROOT / "run"))
+    found = [Ours("run.c", program, path, o.threads)]
+    if part == "threads":
+        found.append(Ours("run.c -j 1", program, path, 1))
+    if o.against:
+        found.append(Ours("other build", os.path.abspath(o.against), path, o.threads))
+    if part == "decode" and takes_bf16(program):
+        found.append(Ours("run.c bf16", program, bf16_file(path), o.threads))
+    installed = lambda *names: not o.no_peers and all(map(importlib.util.find_spec, names))
+    if part in ("decode", "prefill", "context") and installed("llama_cpp", "gguf"):
+        found.append(Peer("llama.cpp", gguf_file(path), o.threads))
+    if part in ("decode", "prefill") and installed("transformers"):
+        found.append(Peer("transformers", path, o.threads))
+    if part == "decode" and o.llama2c:
+        found.append(Llama2c("llama2.c", os.path.abspath(o.llama2c), llama2c_file(path), o.threads))
+    return found
+
+
+def takes_bf16(program):
+    path = CACHE / "tiny.bf16"
+    checkpoint.write(path, checkpoint.config(weight_type=1))
+    return not subprocess.run([program, path, "-I", "3", "--ids", "-n", "1"], capture_output=True).returncode
+
+
+def agree(c, ours, peers):
+    """Peers must compute the same model, or their speed means nothing."""
+    logits = ours.logits(prompt_of(c, 8))[:256]
+    for peer in peers:
+        error = float(np.abs(peer.logits(prompt_of(c, 8))[:256] - logits).max() / logits.std())
+        if not error < 0.05:
+            sys.exit(f"bench: the logits of {peer.name} are {error:.1e} of their deviation from ours: another model?")
+
+
+def run_rounds(o, cases):
+    """Measures all contenders in all cases, round by round; the first round does not count."""
+    all_of_them = contenders(o, cases[0].part, cases[0].model)
+    try:
+        agree(cases[0].c, all_of_them[0], [x for x in all_of_them if isinstance(x, Peer)])
+        for i in range(o.rounds + 1):
+            for case in cases:
+                print(f"\r{case.part} {case.model}: round {i} of {o.rounds}", end="", file=sys.stderr)
+                for x in all_of_them[:: -1 if i % 2 else 1]:
+                    if x.name == "run.c" and i:
+                        case.limits.append(probe(model_file(case.model), o.threads, o.seconds))
+                    took = x.measure(prompt_of(case.c, case.T), case.n)
+                    if i and took[case.n > 1]:
+                        case.took.setdefault(x.name, []).append(took)
+    finally:
+        print(file=sys.stderr)
+        for x in all_of_them:
+            x.close()
 
 
 def started(engine, c):
-    """Seconds from exec to the start of the first forward: the time until the report less what it says."""
-    ids = prompt_of(c, 64)
-    start = time.perf_counter()
+    """Milliseconds from exec to the start of the first forward: the time until the report, less what it says."""
+    ids, start = prompt_of(c, 64), time.perf_counter()
     process = subprocess.Popen(engine.command(ids, 0), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     report = next(line for line in process.stderr if line.startswith(b"prompt:"))
     end = time.perf_counter()
     process.communicate()
-    return end - start - len(ids) / float(re.search(rb"tokens, (\S+) tok/s", report)[1])
+    return 1e3 * (end - start - len(ids) / float(re.search(rb"tokens, (\S+) tok/s", report)[1]))
 
 
 def peak_memory(engine, c):
-    """Largest anonymous memory of a prompt of 512 in chunks of 256, less the cache, in bytes."""
+    """MB of anonymous memory at the most, without the cache, of a prompt of 512 in chunks of 256."""
     ids, peak = prompt_of(c, min(512, c["seq_len"])), 0
     process = subprocess.Popen(engine.command(ids, 0, "-b", "256"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         status = Path(f"/proc/{process.pid}/status").read_text()
-        peak = max(peak, *(1024 * int(kb) for kb in re.findall(r"RssAnon:\s+(\d+)", status)), 0)
+        peak = max([peak, *(int(kb) for kb in re.findall(r"RssAnon:\s+(\d+)", status))])
         time.sleep(0.002)
-    return peak - 8 * c["n_layers"] * c["n_kv_heads"] * c["head_dim"] * len(ids)
+    return (1024 * peak - cache_bytes(c, len(ids))) / 2**20
 
 
 # ---- reports --------------------------------------------------------------------------------------------------------
-def measurements(b):
-    """A dictionary for each (part, model, case, contender)."""
-    for key, found in b.results.items():
-        c, (T, n) = b.models[key[1]], b.cases[key]
-        for name in found:
-            if name == "limits" or found[name][0][n > 1] is None:
-                continue
-            times = [x[n > 1] / (1 if n > 1 else T) for x in found[name]]
-            size = bytes_of(c, 1, T + n / 2, 2 if name == "run.c bf16" else 4) if n > 1 else flops_of(c, T, 0) / T
-            yield dict(part=key[0], model=key[1], case=key[2], contender=name, rounds=len(times),
-                       tokens_per_second=1 / median(times), spread=(max(times) - min(times)) / 2 / median(times),
-                       giga_per_second=size / median(times) / 1e9, unit="GB/s" if n > 1 else "GFLOP/s",
-                       limit=median(x[n < 2] for x in found["limits"]), of_limit=b.fraction(key, name),
-                       ours_over_it=b.ratio(lambda us, x: x[n > 1] / us[n > 1], (*key, "run.c"), (*key, name)))
+def goals(cases, startup, memory):
+    """(what, measured, must, aim, unit) of the goals that were measured; must and aim say which way is better."""
+    def of(part, model, f, name=None):
+        found = [case for case in cases if (case.part, case.model, case.name) == (part, model, name or part)]
+        return f(found[0]) if found else None
 
-
-def targets(b):
-    """(what, measured, must, aim, unit) of the goals; a must below or above its aim says which way is better."""
-    def over(part, model, peer, of=1):
-        return b.ratio(lambda us, x: us[of] and x[of] and x[of] / us[of], (part, model, part, "run.c"), (part, model, part, peer))
-
-    def limit(part, model):
-        key = part, model, part
-        return b.fraction(key, "run.c") if key in b.results else None
-
-    short = lambda f, *cases: b.ratio(f, *(("short", "135M", case, "run.c") for case in cases))
-    kept = [b.ratio(lambda x: bytes_of(b.models["135M"], 1, T + n / 2) / x[1], ("context", "135M", case, "run.c"))
-            for case, (T, n) in CONTEXT.items()]
-    rows = [(f"decode {m}, of the read bandwidth", limit("decode", m), 0.92, 0.97, "") for m in ("135M", "1.1B")]
-    rows += [(f"prefill 512 {m}, of the FMA peak", limit("prefill", m), *goal, "")
-             for m, goal in (("135M", (0.70, 0.80)), ("1.1B", (0.75, 0.88)))]
-    rows += [("decode 135M over llama2.c", over("decode", "135M", "llama2.c"), 1.05, 1.12, "")]
-    rows += [(f"decode {m} over llama.cpp F32", over("decode", m, "llama.cpp"), *goal, "")
-             for m, goal in (("42M", (1.25, 1.4)), ("135M", (1.3, 1.5)), ("1.1B", (1.03, 1.1)))]
-    rows += [(f"prefill 512 {m} over llama.cpp F32", over("prefill", m, "llama.cpp", 0), *goal, "")
-             for m, goal in (("135M", (1.25, 1.5)), ("1.1B", (1.15, 1.35)))]
-    rows += [(f"prefill 512 {m} over transformers", over("prefill", m, "transformers", 0), 1.15, 1.5, "") for m in ("135M", "1.1B")]
-    rows += [(f"decode {m} over transformers", over("decode", m, "transformers"), 2.5, 3.3, "") for m in ("135M", "1.1B")]
-    rows += [("a prompt of 8 over one of 1, time, 135M", short(lambda x, y: x[0] / y[0], "8 tokens", "1 token"), 2.0, 1.3, ""),
-             ("a prompt of 8 over a decoded token, time, 135M", short(lambda x: x[0] / x[1], "8 tokens"), 2.0, 1.3, "")]
-    rows += [("bf16 over float32, decode 1.1B", b.ratio(lambda x, y: y[1] / x[1], ("decode", "1.1B", "decode", "run.c bf16"),
-                                                         ("decode", "1.1B", "decode", "run.c")), 1.75, 1.95, "")]
-    rows += [("bandwidth kept at position 8000, 135M", kept[1] / kept[0] if all(kept) else None, 0.85, 0.95, "")]
-    rows += [("2 threads over 1, decode 1M", over("threads", "1M", "run.c -j 1"), 1.0, 1.4, "")]
-    rows += [("exec to the first forward", b.startup and b.startup * 1e3, 30, 10, "ms"),
-             ("peak memory over weights and cache", b.memory and b.memory / 2**20, 48, 24, "MB")]
+    limit = lambda part, model: of(part, model, lambda case: case.of_limit("run.c"))
+    over = lambda part, model, peer: of(part, model, lambda case: case.over(peer))
+    prompts = [of("short", "135M", lambda case: case.took["run.c"], name) for name in ("8 tokens", "1 token")]
+    near, far = (of("context", "135M", lambda case: case, name) for name in ("position 0", "position 8000"))
+    rows = [
+        ("decode 135M, of the read bandwidth", limit("decode", "135M"), 0.92, 0.97, ""),
+        ("decode 1.1B, of the read bandwidth", limit("decode", "1.1B"), 0.92, 0.97, ""),
+        ("prefill 512 135M, of the FMA peak", limit("prefill", "135M"), 0.70, 0.80, ""),
+        ("prefill 512 1.1B, of the FMA peak", limit("prefill", "1.1B"), 0.75, 0.88, ""),
+        ("decode 135M over llama2.c", over("decode", "135M", "llama2.c"), 1.05, 1.12, ""),
+        ("decode 42M over llama.cpp F32", over("decode", "42M", "llama.cpp"), 1.25, 1.4, ""),
+        ("decode 135M over llama.cpp F32", over("decode", "135M", "llama.cpp"), 1.3, 1.5, ""),
+        ("decode 1.1B over llama.cpp F32", over("decode", "1.1B", "llama.cpp"), 1.03, 1.1, ""),
+        ("prefill 512 135M over llama.cpp F32", over("prefill", "135M", "llama.cpp"), 1.25, 1.5, ""),
+        ("prefill 512 1.1B over llama.cpp F32", over("prefill", "1.1B", "llama.cpp"), 1.15, 1.35, ""),
+        ("prefill 512 135M over transformers", over("prefill", "135M", "transformers"), 1.15, 1.5, ""),
+        ("decode 135M over transformers", over("decode", "135M", "transformers"), 2.5, 3.3, ""),
+        ("prompt of 8 over prompt of 1, time, 135M", prompts[0] and median(
+            x[0] / y[0] for x, y in zip(*prompts)), 2.0, 1.3, ""),
+        ("prompt of 8 over a decoded token, time, 135M", prompts[0] and median(x[0] / x[1] for x in prompts[0]), 2.0, 1.3, ""),
+        ("decode 1.1B in bf16 over float32", of("decode", "1.1B", lambda case: case.over("run.c", "run.c bf16")), 1.75, 1.95, ""),
+        ("bandwidth kept at position 8000, 135M", near and far and median(
+            far.work("run.c") / x / (near.work("run.c") / y)
+            for x, y in zip(far.times("run.c"), near.times("run.c"))), 0.85, 0.95, ""),
+        ("decode 1M on 2 threads over 1", over("threads", "1M", "run.c -j 1"), 1.0, 1.4, ""),
+        ("exec to the first forward", startup, 30, 10, "ms"),
+        ("peak memory over weights and cache", memory, 48, 24, "MB")]
     return [row for row in rows if row[1] is not None]
 
 
-CONTEXT = {"position 0": (8, 64), "position 8000": (8000, 32)}
-
-
-def print_tables(rows, goals):
-    print(f"\n{'':34}{'tok/s':>10}{'spread':>8}{'':>12}{'of limit':>18}{'run.c over it':>15}")
+def print_tables(rows, goals_met, waited):
+    print(f"\n{'':40}{'tok/s':>10}{'spread':>8}{'':>16}{'of limit':>16}{'run.c over it':>14}")
     for r in rows:
         what = f"{r['part']} {r['model']}" + (f" {r['case']}" if r["case"] != r["part"] else "")
         rate = f"{r['giga_per_second']:.1f} {r['unit']}"
-        print(f"{what + ', ' + r['contender']:<34.40}{r['tokens_per_second']:>10.1f}{r['spread']:>8.1%}{rate:>16}"
-              f"{r['of_limit']:>8.2f} of {r['limit']:<6.0f}{r['ours_over_it']:>11.2f}")
+        print(f"{what + ', ' + r['contender']:<40}{r['tokens_per_second']:>10.1f}{r['spread']:>8.1%}{rate:>16}"
+              f"{r['of_limit']:>8.2f} of {r['limit']:<5.0f}{r['ours_over_it']:>13.2f}")
     print(f"\n{'':52}{'measured':>10}{'must':>8}{'aim':>8}")
-    for what, value, must, aim, unit in goals:
-        better = 1 if aim > must else -1
-        word = "aim" if value * better >= aim * better else "must" if value * better >= must * better else "MISSED"
-        print(f"{what:<52}{value:>10.2f}{must:>8}{aim:>8} {unit:<3}{word}")
+    for what, value, must, aim, unit in goals_met:
+        sign = 1 if aim > must else -1
+        verdict = "aim" if sign * value >= sign * aim else "must" if sign * value >= sign * must else "missed"
+        print(f"{what:<52}{value:>10.2f}{must:>8}{aim:>8} {unit:<3}{verdict}")
+    print(f"\nSome thread waited for a processor {waited:.0%} of the time" + (": too busy to trust" if waited > 0.1 else ""))
 
 
-def plots(b, rows):
-    """tests/speed.svg: fractions of the limit; tests/sweep.svg: time per token beside what bytes and operations take."""
+def bars(axes, rows):
+    """Fractions of the limit, in groups of a part and model."""
+    groups = list(dict.fromkeys((r["part"], r["model"]) for r in rows))
+    names = list(dict.fromkeys(r["contender"] for r in rows))
+    for i, name in enumerate(names):
+        shown = [(groups.index((r["part"], r["model"])), r["of_limit"]) for r in rows if r["contender"] == name]
+        axes.bar([x + (i - len(names) / 2 + 0.5) * 0.8 / len(names) for x, _ in shown], [y for _, y in shown],
+                 0.75 / len(names), label=name)
+    axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
+    axes.set_xticks(range(len(groups)), [f"{part}\n{model}" for part, model in groups])
+    axes.set_ylabel("of bandwidth or FMA peak")
+    axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
+
+
+def curve(axes, label, points):
+    """Milliseconds a token, as measured and as expected from bytes and operations."""
+    axes.plot([x for x, _, _ in points], [1e3 * y for _, y, _ in points], "o-", markersize=3, label="run.c")
+    axes.plot([x for x, _, _ in points], [1e3 * y for _, _, y in points], "k--", linewidth=0.8, label="expected")
+    axes.set(xlabel=label, **({"ylim": (0, None)} if "position" in label else {"xscale": "log", "yscale": "log"}))
+
+
+def plots(cases, rows):
+    """tests/speed.svg: fractions of the limits; tests/sweep.svg: time per token over prompt, position and size."""
     import matplotlib
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "run.c", "font.size": 9})
-    from matplotlib import pyplot as plt
-
-    def save(figure, name):
+    from matplotlib import pyplot
+    points = lambda x, *which: sorted((x(case), median(case.times("run.c")) / (1 if case.n > 1 else case.T), case.expected())
+                                      for case in cases if (case.part, case.name) in which)
+    speed, axes = pyplot.subplots(figsize=(7, 3))
+    bars(axes, [r for r in rows if r["part"] in ("decode", "prefill")])
+    sweep, (prompt, position, size) = pyplot.subplots(1, 3, figsize=(9, 3))
+    curve(prompt, "prompt length", points(lambda case: case.T, ("sweep", "prompt")))
+    curve(position, "position", points(lambda case: case.T, ("sweep", "position")))
+    curve(size, "weights", points(lambda case: sum(matrices(case.c)), ("decode", "decode"), ("threads", "threads")))
+    prompt.set_ylabel("ms per token")
+    prompt.legend(frameon=False)
+    for figure, name in ((speed, "speed.svg"), (sweep, "sweep.svg")):
         figure.tight_layout()
         figure.savefig(ROOT / "tests" / name, metadata={"Date": None})
 
-    shown = [r for r in rows if r["part"] in ("decode", "prefill")]
-    if shown:
-        groups = list(dict.fromkeys((r["part"], r["model"]) for r in shown))
-        names = list(dict.fromkeys(r["contender"] for r in shown))
-        figure, axes = plt.subplots(figsize=(7, 3))
-        for i, name in enumerate(names):
-            bars = [(groups.index((r["part"], r["model"])), r["of_limit"]) for r in shown if r["contender"] == name]
-            axes.bar([x + (i - len(names) / 2 + 0.5) * 0.8 / len(names) for x, _ in bars], [y for _, y in bars],
-                     0.75 / len(names), label=name)
-        axes.axhline(1, color="black", linewidth=0.8, linestyle="--")
-        axes.set_xticks(range(len(groups)), [f"{part}\n{model}" for part, model in groups])
-        axes.set_ylabel("of read bandwidth, FMA peak")
-        axes.legend(fontsize=8, ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, 1.2), frameon=False)
-        save(figure, "speed.svg")
-
-    sweeps = [sweep_points(b, "prompt", "prompt length"), sweep_points(b, "position", "position in the context"),
-              size_points(b, rows)]
-    if not any(points for _, points in sweeps):
-        return
-    figure, all_axes = plt.subplots(1, 3, figsize=(9, 3))
-    for axes, (label, points) in zip(all_axes, sweeps):
-        xs, measured, expected = zip(*points) if points else ((), (), ())
-        axes.plot(xs, [1e3 * y for y in measured], "o-", markersize=3, label="run.c")
-        axes.plot(xs, [1e3 * y for y in expected], "--", color="black", linewidth=0.8, label="expected")
-        axes.set_xlabel(label)
-        if "position" not in label:
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-    all_axes[0].set_ylabel("ms per token")
-    all_axes[0].legend(fontsize=8, frameon=False)
-    save(figure, "sweep.svg")
-
-
-def expected(c, T, position, n, limits, chunk=256):
-    """Seconds a token: of what memory and arithmetic take the longer; a prompt reads the weights once a chunk."""
-    bandwidth, peak = (median(x[i] for x in limits) * 1e9 for i in (0, 1))
-    if n > 1:
-        return max(bytes_of(c, 1, T + n / 2) / bandwidth, flops_of(c, 1, T + n / 2) / peak)
-    return max(-(-T // chunk) * bytes_of(c, T, 0) / bandwidth, flops_of(c, T, 0) / peak) / T
-
-
-def sweep_points(b, kind, label):
-    """(prompt length or position, seconds a token, expected) of a sweep's cases."""
-    points = []
-    for key, (T, n) in b.cases.items():
-        if key[0] == "sweep" and key[2].startswith(kind):
-            found = b.results[key]
-            took = median(x[1] if n > 1 else x[0] / T for x in found["run.c"])
-            points.append((T, took, expected(b.models[key[1]], T, 0, n, found["limits"])))
-    return label, points
-
-
-def size_points(b, rows):
-    points = [(sum(matrices(b.models[r["model"]])), 1 / r["tokens_per_second"],
-               expected(b.models[r["model"]], *b.cases[r["part"], r["model"], r["case"]][:1], 0, 2,
-                        b.results[r["part"], r["model"], r["case"]]["limits"]))
-              for r in rows if r["part"] in ("decode", "threads") and r["contender"] == "run.c"]
-    return "weights", sorted(points)
-
 
 # ---- the command line -----------------------------------------------------------------------------------------------
-def plan(o):
-    """(part, model, cases) in the order of the models, whose files then stay in memory."""
-    uses = {"decode": ("42M", "135M", "1.1B"), "prefill": ("135M", "1.1B"), "threads": ("1M",)}
-    for model in o.models:
-        c = opened(model_file(model))[0]
-        most = c["seq_len"] - 8
-        n = min(max(int(4e10 / bytes_of(c, 1, 0)), 16), 1000, most) if not o.quick else 32
-        cases = {"decode": {"decode": (8, n)}, "prefill": {"prefill": (min(512, most), 0)},
-                 "short": {"8 tokens": (8, 16), "1 token": (1, 0)}, "context": CONTEXT,
-                 "threads": {"threads": (8, n)},
-                 "sweep": {**{f"prompt {T}": (T, 0) for T in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)},
-                           **{f"position {T}": (T, 16) for T in (8, 1000, 2000, 4000, 6000, 8000)}}}
-        for part in o.parts:
-            fits = part in cases and max(T + m for T, m in cases[part].values()) <= c["seq_len"]
-            if fits and (model == "bundled" or model in uses.get(part, ("135M",))):
-                yield part, model, cases[part]
+def waiting():
+    """Seconds in which some thread of this machine has waited for a processor."""
+    return int(re.search(r"some .* total=(\d+)", Path("/proc/pressure/cpu").read_text())[1]) / 1e6
 
 
-def main():
+def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--models", nargs="+", choices=["bundled", *SHAPES])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--against", metavar="BINARY", help="another build of ours, in turn with this one")
-    parser.add_argument("--llama2c", metavar="RUN", help="llama2.c's binary (-Ofast -march=native -fopenmp)")
-    parser.add_argument("--no-peers", action="store_true")
-    for name in ("--json", "--plot", "--quick"):
+    parser.add_argument("--against", metavar="BINARY")
+    parser.add_argument("--llama2c", metavar="BINARY")
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    for name in ("--no-peers", "--json", "--plot", "--quick"):
         parser.add_argument(name, action="store_true")
-    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     o = parser.parse_args()
-    if o.serve:
-        return serve(o.serve[0], Path(o.serve[1]), int(o.serve[2]))
     if unknown := set(o.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(unknown)}")
-    o.models = o.models or (["bundled"] if o.quick else ["1M", "42M", "135M", "1.1B"])
+        parser.error(f"no such part: {', '.join(unknown)} (there are {', '.join(PARTS)})")
+    o.models = o.models or (["bundled"] if o.quick else list(SHAPES))
     o.parts, o.no_peers = o.parts or PARTS, o.no_peers or o.quick
     o.rounds, o.seconds = o.rounds or (2 if o.quick else 5), 0.02 if o.quick else 0.3
+    return o
+
+
+def main():
+    o = options()
+    if o.serve:
+        return serve(o.serve[0], Path(o.serve[1]), o.threads)
     CACHE.mkdir(parents=True, exist_ok=True)
-    b = Bench(o)
-    for part, model, cases in plan(o):
-        b.run(part, model, cases)
-    path = model_file(o.models[-1])
-    engine, c = Ours("run.c", b.program, path, o.threads), opened(path)[0]
-    b.startup = median(started(engine, c) for _ in range(o.rounds)) if "startup" in o.parts else None
-    b.memory = median(peak_memory(engine, c) for _ in range(o.rounds)) if "memory" in o.parts else None
-    rows, goals = list(measurements(b)), targets(b)
+    start, waited, cases = time.monotonic(), waiting(), []
+    for together in plan(o):
+        run_rounds(o, together)
+        cases += together
+    ours, c = contenders(argparse.Namespace(**{**vars(o), "no_peers": True}), "startup", o.models[-1])[0], opened(model_file(o.models[-1]))[0]
+    startup, memory = (median(f(ours, c) for _ in range(o.rounds)) if part in o.parts else None
+                       for part, f in (("startup", started), ("memory", peak_memory)))
+    waited = (waiting() - waited) / (time.monotonic() - start)
+    rows, met = [case.row(name) for case in cases for name in case.took], goals(cases, startup, memory)
     if o.json:
-        keys = "what measured must aim unit".split()
-        print(json.dumps(dict(threads=o.threads, measurements=rows, goals=[dict(zip(keys, g)) for g in goals]), indent=1))
+        named = [dict(zip("what measured must aim unit".split(), row)) for row in met]
+        print(json.dumps(dict(threads=o.threads, waited=waited, measurements=rows, goals=named), indent=1))
     else:
-        print_tables(rows, goals)
+        print_tables(rows, met, waited)
     if o.plot:
-        plots(b, rows)
+        plots(cases, rows)
 
 
 if __name__ == "__main__":
