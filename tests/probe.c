@@ -1,7 +1,7 @@
 /* The machine's limits, beside which tests/bench.py puts the engine:  probe FILE SECONDS
  *
- * Prints the bandwidth of a plain loop that reads the mapped FILE in 1, 2, 4, 8 or 16 streams a thread, whichever is the
- * fastest just now, in GB/s, and the peak of fused multiply-adds in registers, in GFLOP/s (2 each), of OMP_NUM_THREADS
+ * Prints the bandwidth of a plain loop that reads the mapped FILE in 1, 2, 4, 8 or 16 streams a thread, whichever is
+ * the fastest just now, in GB/s, and the peak of multiply-adds in registers, in GFLOP/s (2 each), of OMP_NUM_THREADS
  * threads. Build it with -O3 -march=native -ffp-contract=fast -fopenmp. */
 #define _GNU_SOURCE
 #include <fcntl.h>
