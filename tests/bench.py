@@ -106,6 +106,7 @@ class Case:
         return max(moved / bandwidth, flops_of(self.c, self.T, 0) / peak) / self.T
 
     def row(self, contender):
+        """What the table and --json show of a contender."""
         times = self.times(contender)
         return dict(part=self.part, model=self.model, case=self.name, contender=contender, rounds=len(times),
                     tokens_per_second=(1 if self.n > 1 else self.T) / median(times),
@@ -117,10 +118,10 @@ class Case:
 
 
 def plan(o):
-    """The cases of each part and model, in lists whose rounds go together."""
+    """The cases of each part and model, in lists of those that take turns in a round."""
     models = {"decode": ("bundled", "42M", "135M", "1.1B"), "prefill": ("bundled", "135M", "1.1B"),
               "threads": ("bundled", "1M")}
-    for model in o.models:
+    for part, model in ((part, model) for part in o.parts for model in o.models):
         c = opened(model_file(model))[0]
         n = 100 if o.quick else min(max(int(4e10 / bytes_of(c, 1, 0)), 16), 1000, c["seq_len"] - 8)
         cases = {"decode": [("decode", 8, n)], "prefill": [("prefill", min(512, c["seq_len"] - 8), 0)],
@@ -128,9 +129,8 @@ def plan(o):
                  "context": [("position 0", 8, 64), ("position 8000", 8000, 32)],
                  "sweep": [("prompt", 2**i, 0) for i in range(12)]
                  + [("position", max(8, 1000 * i), 16) for i in (0, 1, 2, 4, 6, 8)]}
-        for part in o.parts:
-            if part in cases and model in models.get(part, ("135M",)):
-                yield [Case(part, model, *case, c) for case in cases[part]]
+        if part in cases and model in models.get(part, ("135M",)):
+            yield [Case(part, model, *case, c) for case in cases[part]]
 
 
 def agree(c, ours, peers):
@@ -314,12 +314,16 @@ def main():
     o = options()
     CACHE.mkdir(parents=True, exist_ok=True)
     start, before, cases = time.monotonic(), processor_time(), []
-    for together in plan(o):
-        run_rounds(o, together)
-        cases += together
-    path = model_file(o.models[-1])
-    startup, memory = (median(f(Ours("run.c", PROGRAM, path, o.threads), opened(path)[0]) for _ in range(o.rounds))
-                       if part in o.parts else None for part, f in (("startup", started), ("memory", peak_memory)))
+    startup = memory = None
+    try:
+        for together in plan(o):
+            run_rounds(o, together)
+            cases += together
+        path = model_file(o.models[-1])
+        startup, memory = (median(f(Ours("run.c", PROGRAM, path, o.threads), opened(path)[0]) for _ in range(o.rounds))
+                           if part in o.parts else None for part, f in (("startup", started), ("memory", peak_memory)))
+    except KeyboardInterrupt:
+        print("interrupted: this is what was measured until then", file=sys.stderr)
     everyone, us = (b - a for a, b in zip(before, processor_time()))
     others = max(0, everyone - us) / (time.monotonic() - start) / os.cpu_count()
     rows, met = [case.row(name) for case in cases for name in case.took], goals(cases, startup, memory)
