@@ -47,11 +47,12 @@ def layout(c):
     f, i, b = "<f4", "<i4", c["biases"]
     norm = lambda name, there: [(n, (d,)) for n in (name, name + "_bias")[:1 + bool(b & BIAS_NORM)] if there]
     sets = {1: (1, 1), 2: (c["n_heads"], c["n_kv_heads"]), 3: (c["n_heads"], c["n_kv_heads"])}.get(c["qk_norm"])
+    w = "<u2" if c["weight_type"] else f    # matrices: float32, or bfloat16 as its 16 bits
     yield "eos_ids", i, (c["n_eos"],)
     yield "layer_window", i, (c["n_layers"],)
     yield "layer_rope", i, (c["n_layers"],)
     yield "rope_freq", f, (c["n_rope_tables"], c["rope_dim"] // 2)
-    yield "token_embedding", f, (v, d)
+    yield "token_embedding", w, (v, d)
     for l in range(c["n_layers"]):
         layer = norm("attention_norm", c["norm_place"] & 1) + [("wq", (q, d)), ("wk", (kv, d)), ("wv", (kv, d))]
         layer += [("bq", (q,)), ("bk", (kv,)), ("bv", (kv,))] if b & BIAS_QKV else []
@@ -62,11 +63,11 @@ def layout(c):
         layer += [("b1", (h,)), ("b3", (h,)), ("b2", (d,))] if b & BIAS_FFN else []
         layer += norm("ffn_post_norm", c["norm_place"] & 8)
         for name, shape in layer:
-            yield f"{l}.{name}", f, shape
+            yield f"{l}.{name}", w if name[0] == "w" else f, shape
     for name, shape in norm("final_norm", True):
         yield name, f, shape
     if not c["tied"]:
-        yield "classifier", f, (v, d)
+        yield "classifier", w, (v, d)
     if b & BIAS_CLASSIFIER:
         yield "classifier_bias", f, (v,)
 
@@ -74,7 +75,7 @@ def layout(c):
 def offsets(c):
     """{name: (offset, bytes)} of every tensor and of config_json."""
     found, at = {}, 8 * 64
-    blocks = [(name, 4 * int(np.prod(shape))) for name, _, shape in layout(c)]
+    blocks = [(name, int(np.dtype(dtype).itemsize * np.prod(shape))) for name, dtype, shape in layout(c)]
     for name, size in blocks + ([("config_json", c["config_size"])] if c["config_size"] else []):
         at = -(-at // ALIGN) * ALIGN
         found[name] = at, size
@@ -92,8 +93,13 @@ def tensors(c, seed=0, scale=0.4):
     for name, dtype, shape in layout(c):
         noise = rng.standard_normal(shape, dtype=np.float32)
         noise = 1 + 0.1 * noise if name.endswith("norm") else scale * noise
-        made[name] = np.asarray(fixed.get(name, noise)).astype(dtype).reshape(shape)
+        made[name] = stored(np.asarray(fixed.get(name, noise)), dtype).reshape(shape)
     return made
+
+
+def stored(values, dtype):
+    """Values as a tensor keeps them; bfloat16 (<u2) is the upper half of a float32, the lower one dropped."""
+    return (values.astype("<f4").view("<u4") >> 16).astype(dtype) if dtype == "<u2" else values.astype(dtype)
 
 
 def frequencies(rope_dim, theta):
@@ -108,13 +114,18 @@ def header(c):
     return bytes(slots)
 
 
+def pieces(c, t):
+    """The checkpoint's bytes, tensor by tensor."""
+    yield header(c)
+    end = 8 * 64
+    for name, (at, size) in offsets(c).items():
+        yield bytes(at - end) + (c["config_json"] if name == "config_json" else t[name].tobytes())
+        end = at + size
+
+
 def pack(c, t=None, seed=0):
     """The checkpoint as bytes."""
-    t = tensors(c, seed) if t is None else t
-    out = bytearray(header(c))
-    for name, (at, _) in offsets(c).items():
-        out += bytes(at - len(out)) + (c["config_json"] if name == "config_json" else t[name].tobytes())
-    return bytes(out)
+    return b"".join(pieces(c, tensors(c, seed) if t is None else t))
 
 
 def write(path, c=None, t=None, seed=0):
@@ -122,21 +133,25 @@ def write(path, c=None, t=None, seed=0):
     c = c or config()
     t = tensors(c, seed) if t is None else t
     with open(path, "wb") as f:
-        f.write(pack(c, t))
+        f.writelines(pieces(c, t))
     return c, t
 
 
 def read(path):
     """The config and tensors of a checkpoint."""
     with open(path, "rb") as f:
-        data = f.read()
-    assert data[:8] == MAGIC
+        return parse(f.read())
+
+
+def parse(data):
+    """The same of a file's bytes, or of its mapping, which the tensors then are views of."""
+    assert bytes(data[:8]) == MAGIC
     c = {name: struct.unpack_from("<d" if name in REAL else "<q", data, 8 * slot)[0] for name, slot in SLOTS.items()}
     places = offsets(c)
     t = {name: np.frombuffer(data, dtype, int(np.prod(shape)), places[name][0]).reshape(shape)
          for name, dtype, shape in layout(c)}
     at, size = places.get("config_json", (0, 0))
-    return {**c, "eos": t["eos_ids"].tolist(), "config_json": data[at:at + size]}, t
+    return {**c, "eos": t["eos_ids"].tolist(), "config_json": bytes(data[at:at + size])}, t
 
 
 def successor_model(path, follow, dim=64, **changes):
@@ -178,7 +193,7 @@ def write_llama2c(path, c, t, version=0):
                   *each("wq", "wk", "wv", "wo", "w1", "w2", "w3")]
     blocks += [] if c["tied"] else [t["classifier"]]
     with open(path, "wb") as f:
-        f.write(head + b"".join(b.astype("<f4").tobytes() for b in blocks))
+        f.writelines([head, *(np.ascontiguousarray(b, "<f4") for b in blocks)])
 
 
 def write_llama2c_tokenizer(path, n=300, extra=()):
