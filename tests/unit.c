@@ -300,8 +300,8 @@ static void test_attend(size_t n, size_t window, size_t n_kv_heads, size_t group
     for (size_t i = 0; i < kv_dim; i++) nan[i] = NAN;
     for (size_t i = 0; scale < 0 && i < n * q_dim; i++) q[i] = 0.5f + fabsf(q[i]);
     for (size_t i = 0; scale < 0 && i < n * kv_dim; i++) k[i] = -0.5f - fabsf(k[i]);
-    const size_t chunks[] = {n, 1, 2, 7, 64, 90};
-    for (size_t c = 0; c < 6; c++) {
+    const size_t chunks[] = {n, 64, 7, 1};
+    for (size_t c = 0; c < 4; c++) {
         Run r;
         new_run(&r, &m, n, chunks[c], 0);
         for (size_t i = 0; i < slots(&r, 1); i++) keep(&r, r.k_cache, nan, 1, i), keep(&r, r.v_cache, nan, 1, i);
@@ -311,8 +311,9 @@ static void test_attend(size_t n, size_t window, size_t n_kv_heads, size_t group
                 keep(&r, r.k_cache, nan, 1, gone), keep(&r, r.v_cache, nan, 1, gone);
             for (size_t t = at; t < at + T; t++)
                 keep(&r, r.k_cache, k + t * kv_dim, 1, t), keep(&r, r.v_cache, v + t * kv_dim, 1, t);
+            if (c > 1 && at / T % 5 && at + T < n) continue;
             memcpy(r.q, q + at * q_dim, T * q_dim * sizeof *q), r.position = at;
-            #pragma omp parallel if(c % 4 == 0 || n == 140)
+            #pragma omp parallel if(c < 2 || n == 80)
             attention(&r, 1, T);
             if (c == 0) memcpy(want, r.attended, T * q_dim * sizeof *want);
             EXPECT(same_floats(r.attended, want + at * q_dim, T * q_dim), "n %zu window %zu heads %zu x %zu of %zu: "
@@ -336,9 +337,9 @@ static void test_attention(void) {
     static const size_t n[] = {1, 16, 63, 65, 129, 200, 300}, window[] = {0, 1, 5, 64, 100},
     dim[] = {2, 6, 10, 16, 18, 66};
     for (size_t group = 1, i = 0; group < 10; group++)
-        for (size_t j = 0; j < 4; j++, i++)
+        for (size_t j = 0; j < 2; j++, i++)
             test_attend(n[i % 7], window[i % 5], 1 + i % 3, group, dim[(i + i / 6) % 6], 1 / sqrt((double)dim[i % 6]));
-    test_attend(140, 70, 2, 49, 6, 0.4);
+    test_attend(80, 40, 1, 49, 6, 0.4);
     test_attend(130, 0, 1, 3, 10, 50);  // scores of some hundreds: all weight on few positions
     test_attend(130, 0, 1, 3, 10, -50);
     test_attend(130, 0, 1, 1, 64, 0);
