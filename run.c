@@ -254,6 +254,7 @@ _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_
 
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
+static const size_t NO_WINDOW = SIZE_MAX / 2;
 typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // of layer_window and layer_rope
 typedef struct {
     Config config;
@@ -319,7 +320,7 @@ static void check_tables(const Model *m) {
         if (w && (w[l] < 0 || rope[l] < 0 || rope[l] > n_tables))
             die("%s: layer %zu has window %d and table %d of %d (export it again)", m->file.path, l, w[l], rope[l],
                 n_tables);
-        m->layers[l].window = w ? (size_t)w[l] : 0, m->layers[l].rope = w ? (size_t)rope[l] : 1;
+        m->layers[l].window = w && w[l] ? (size_t)w[l] : NO_WINDOW, m->layers[l].rope = w ? (size_t)rope[l] : 1;
     }
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
@@ -579,7 +580,7 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
+enum { KV_BLOCK = 64, Q_ROWS = 48, HUGE_PAGE = 1 << 21 };  // positions, and about as many queries, that attention takes at a time
 typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows of
@@ -604,23 +605,27 @@ typedef struct {
 typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
 static size_t scratch_row(const Run *r) { return 3 * r->head_stride + KV_BLOCK + 2 * sizeof(Softmax) / sizeof(float); }
 
-// Positions that layer l's cache holds, position p in slot p % slots so that a block of them is in one stretch: the
-// context, or with a sliding window what a chunk of tokens sees.
+// Positions that layer l's cache holds, position p in slot p % slots: the context, or with a sliding window what a chunk
+// of tokens sees, in whole blocks.
 static size_t slots(const Run *r, size_t l) {
-    size_t window = r->model->layers[l].window, context = round_up(r->context, KV_BLOCK);
-    return window ? min_size(context, round_up(add(window, r->chunk - 1), KV_BLOCK)) : context;
+    size_t seen = min_size(r->model->layers[l].window, r->context);
+    return round_up(min_size(seen + r->chunk - 1, r->context), KV_BLOCK);
 }
 
-// Where the key or value of a position and head of layer l is in the cache.
+// Where the key or value of a position and head of layer l is in the cache: blocks 0 of all layers come first, then
+// blocks 1, so that memory is used from the start on as the text grows.
 static size_t cache_at(const Run *r, size_t l, size_t head, size_t position) {
-    size_t before = 0, n = slots(r, l);
-    for (size_t i = 0; i < l; i++) before = add(before, slots(r, i));
-    return mul(add(mul(before, r->model->config.n_kv_heads), add(mul(head, n), position % n)), r->head_stride);
+    size_t block = position % slots(r, l) / KV_BLOCK, before = 0;
+    for (size_t i = 0; i < r->model->config.n_layers; i++)
+        before += min_size(slots(r, i) / KV_BLOCK, block + (i < l));
+    return ((before * r->model->config.n_kv_heads + head) * KV_BLOCK + position % KV_BLOCK) * r->head_stride;
 }
 
 // Floats of the keys of all layers; the values take as many.
 static size_t cache_size(const Run *r) {
-    return cache_at(r, r->model->config.n_layers - 1, r->model->config.n_kv_heads, 0);
+    size_t sum = 0;
+    for (size_t l = 0; l < r->model->config.n_layers; l++) sum = add(sum, slots(r, l));
+    return mul(sum, mul(r->model->config.n_kv_heads, r->head_stride));
 }
 
 // Of the first `same` tokens in the cache, how many may stay: all, or none if later ones took slots that a sliding
@@ -628,7 +633,7 @@ static size_t cache_size(const Run *r) {
 static size_t keepable(const Run *r, size_t same) {
     for (size_t l = 0; l < r->model->config.n_layers; l++) {
         size_t window = r->model->layers[l].window, n = slots(r, l);
-        if (window && r->position > n && r->position - same + window > n + 1) return 0;
+        if (r->position > n && r->position - same + window > n + 1) return 0;
     }
     return same;
 }
@@ -660,6 +665,10 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
     r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
+#ifdef MADV_HUGEPAGE
+    size_t page = round_up((size_t)r->k_cache, HUGE_PAGE), end = (size_t)(r->v_cache + cache_size(r));
+    if (page < end) madvise((void *)page, end - page, MADV_HUGEPAGE);  // advice: it may fail
+#endif
 }
 
 // Token t's row of q or attended (T, n_heads * head_dim), or of k or v, from head `head` on.
@@ -771,7 +780,7 @@ static Softmax softmax(float *p, int low, int high, float scale, float cap) {
 // The first position that token t of the chunk sees.
 static size_t oldest(const Run *r, size_t l, size_t t) {
     size_t window = r->model->layers[l].window, end = r->position + t + 1;
-    return window && end > window ? end - window : 0;
+    return end > window ? end - window : 0;
 }
 
 // One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
