@@ -612,13 +612,14 @@ static size_t slots(const Run *r, size_t l) {
     return round_up(min_size(seen + r->chunk - 1, r->context), KV_BLOCK);
 }
 
-// Where the key or value of a position and head of layer l is in the cache: blocks 0 of all layers come first, then
-// blocks 1, so that memory is used from the start on as the text grows.
+// Where the block of a position, of a head of layer l, is in the cache: blocks 0 of all layers come first, then blocks 1,
+// so that memory is used from the start on as the text grows. In a block values are (KV_BLOCK, head_dim), keys
+// (head_dim, KV_BLOCK): scores of neighbours lie side by side.
 static size_t cache_at(const Run *r, size_t l, size_t head, size_t position) {
     size_t block = position % slots(r, l) / KV_BLOCK, before = 0;
     for (size_t i = 0; i < r->model->config.n_layers; i++)
         before += min_size(slots(r, i) / KV_BLOCK, block + (i < l));
-    return ((before * r->model->config.n_kv_heads + head) * KV_BLOCK + position % KV_BLOCK) * r->head_stride;
+    return (before * r->model->config.n_kv_heads + head) * KV_BLOCK * r->head_stride;
 }
 
 // Floats of the keys of all layers; the values take as many.
@@ -729,14 +730,16 @@ static void place(Run *r, size_t l, size_t t) {
     float *q = head_of(r, r->q, t, 0), *k = head_of(r, r->k, t, 0), *v = head_of(r, r->v, t, 0);
     norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
     rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
-    for (size_t h = 0; h < c->n_kv_heads; h++, k += c->head_dim, v += c->head_dim) {
-        size_t at = cache_at(r, l, h, r->position + t);
-        memcpy(r->k_cache + at, k, c->head_dim * sizeof *k), memcpy(r->v_cache + at, v, c->head_dim * sizeof *v);
+    for (size_t h = 0, i = (r->position + t) % KV_BLOCK; h < c->n_kv_heads; h++, k += c->head_dim, v += c->head_dim) {
+        size_t block = cache_at(r, l, h, r->position + t);
+        memcpy(r->v_cache + block + i * r->head_stride, v, c->head_dim * sizeof *v);
+        for (size_t d = 0; d < c->head_dim; d++) r->k_cache[block + d * KV_BLOCK + i] = k[d];
     }
 }
 
-// out[q] = the sum over i in low .. high of p[q][i] * v[i], rows of n; Q, the rows of p (KV_BLOCK), is a constant.
-INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t Q) {
+// out[q] = the sum over i in low .. high of p[q][i] * v[i], for Q rows (a constant) of p; rows of out and v have n floats.
+INLINE void weigh_tile(float *out, const float *p, size_t p_stride, const float *v, size_t n, size_t low, size_t high,
+                       size_t Q) {
     for (size_t d = 0, left; d < n; d += 4 * WIDTH) {
         Vec sum[6][4], vv[4];
         UNROLL for (size_t q = 0; q < Q; q++) UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = (Vec){0};
@@ -745,7 +748,7 @@ INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, siz
             UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
             UNROLL for (size_t q = 0; q < Q; q++)
                 UNROLL for (size_t j = 0; j < 4; j++)
-                    sum[q][j] = multiply_add((Vec){0} + p[q * KV_BLOCK + i], vv[j], sum[q][j]);
+                    sum[q][j] = multiply_add((Vec){0} + p[q * p_stride + i], vv[j], sum[q][j]);
         }
         UNROLL for (size_t q = 0; q < Q; q++)
             UNROLL for (size_t j = 0; j < 4; j++) store(out + q * n + d + min_size(j, left) * WIDTH, sum[q][j]);
@@ -753,12 +756,11 @@ INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, siz
 }
 
 // The same for any number of rows.
-static void weigh(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t rows) {
-    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * KV_BLOCK) {
-        Q = rows - q >= TILE_T ? TILE_T : 1;
-        if (Q == 1) weigh_tile(out, p, v, n, low, high, 1);
-        else weigh_tile(out, p, v, n, low, high, TILE_T);
-    }
+static void weigh(float *out, const float *p, size_t p_stride, const float *v, size_t n, size_t low, size_t high,
+                  size_t rows) {
+#define WEIGH(Q) case Q: weigh_tile(out, p, p_stride, v, n, low, high, Q); break;
+    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * p_stride)
+        switch (Q = min_size(rows - q, TILE_T)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) WEIGH(5) WEIGH(6) }
 }
 
 // The softmax of scores low .. high of a row p (KV_BLOCK), scale * score or, with a cap, cap * tanh(scale * score / cap).
@@ -788,8 +790,7 @@ static size_t oldest(const Run *r, size_t l, size_t t) {
 static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t start, size_t t0, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, at = cache_at(r, l, h, start), step;
-    Tensor keys = {.type = F32, .rows = KV_BLOCK, .columns = n, .data = r->k_cache + at};
-    multiply(s->weights, KV_BLOCK, s->q, n, &keys, 0, KV_BLOCK, T * group);
+    weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, 0, c->head_dim, T * group);
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
         int high = end > start ? (int)min_size(end - start, KV_BLOCK) : 0;
@@ -799,7 +800,7 @@ static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t st
         for (size_t i = q; i < q + step; i++)
             s->part_sum[i] = softmax(s->weights + i * KV_BLOCK, low, high, (float)c->attention_scale,
                                      (float)c->attention_softcap);
-        weigh(s->part + q * n, s->weights + q * KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high, step);
+        weigh(s->part + q * n, s->weights + q * KV_BLOCK, KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high, step);
     }
 }
 
