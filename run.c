@@ -254,6 +254,7 @@ _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_
 
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
+static const size_t NO_WINDOW = SIZE_MAX / 2;
 typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // of layer_window and layer_rope
 typedef struct {
     Config config;
@@ -319,7 +320,7 @@ static void check_tables(const Model *m) {
         if (w && (w[l] < 0 || rope[l] < 0 || rope[l] > n_tables))
             die("%s: layer %zu has window %d and table %d of %d (export it again)", m->file.path, l, w[l], rope[l],
                 n_tables);
-        m->layers[l].window = w ? (size_t)w[l] : 0, m->layers[l].rope = w ? (size_t)rope[l] : 1;
+        m->layers[l].window = w && w[l] ? (size_t)w[l] : NO_WINDOW, m->layers[l].rope = w ? (size_t)rope[l] : 1;
     }
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
@@ -563,6 +564,7 @@ INLINE float fast_erf(float x) {
     return __builtin_copysignf(a < 1 ? near : far, x);
 }
 
+// The activations, each to a few ulp (gelu and gelu_tanh of the larger of the result and x / 20).
 INLINE float silu(float x) { return x / (1 + fast_exp(-x)); }
 INLINE float gelu(float x) { return 0.5f * x * (1 + fast_erf(x * 0.707106781f)); }
 INLINE float gelu_tanh(float x) {  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
@@ -578,7 +580,7 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
+enum { KV_BLOCK = 64, Q_ROWS = 48, HUGE_PAGE = 1 << 21 };  // positions, and about as many queries, that attention takes at a time
 typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows of
@@ -603,23 +605,28 @@ typedef struct {
 typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
 static size_t scratch_row(const Run *r) { return 3 * r->head_stride + KV_BLOCK + 2 * sizeof(Softmax) / sizeof(float); }
 
-// Positions that layer l's cache holds, position p in slot p % slots so that a block of them is in one stretch: the
-// context, or with a sliding window what a chunk of tokens sees.
+// Positions that layer l's cache holds, position p in slot p % slots: the context, or with a sliding window what a chunk
+// of tokens sees, in whole blocks.
 static size_t slots(const Run *r, size_t l) {
-    size_t window = r->model->layers[l].window, context = round_up(r->context, KV_BLOCK);
-    return window ? min_size(context, round_up(add(window, r->chunk - 1), KV_BLOCK)) : context;
+    size_t seen = min_size(r->model->layers[l].window, r->context);
+    return round_up(min_size(seen + r->chunk - 1, r->context), KV_BLOCK);
 }
 
-// Where the key or value of a position and head of layer l is in the cache.
+// Where the block of a position, of a head of layer l, is in the cache: blocks 0 of all layers come first, then blocks 1,
+// so that memory is used from the start on as the text grows. In a block values are (KV_BLOCK, head_dim), keys
+// (head_dim, KV_BLOCK): scores of neighbours lie side by side.
 static size_t cache_at(const Run *r, size_t l, size_t head, size_t position) {
-    size_t before = 0, n = slots(r, l);
-    for (size_t i = 0; i < l; i++) before = add(before, slots(r, i));
-    return mul(add(mul(before, r->model->config.n_kv_heads), add(mul(head, n), position % n)), r->head_stride);
+    size_t block = position % slots(r, l) / KV_BLOCK, before = 0;
+    for (size_t i = 0; i < r->model->config.n_layers; i++)
+        before += min_size(slots(r, i) / KV_BLOCK, block + (i < l));
+    return (before * r->model->config.n_kv_heads + head) * KV_BLOCK * r->head_stride;
 }
 
 // Floats of the keys of all layers; the values take as many.
 static size_t cache_size(const Run *r) {
-    return cache_at(r, r->model->config.n_layers - 1, r->model->config.n_kv_heads, 0);
+    size_t sum = 0;
+    for (size_t l = 0; l < r->model->config.n_layers; l++) sum = add(sum, slots(r, l));
+    return mul(sum, mul(r->model->config.n_kv_heads, r->head_stride));
 }
 
 // Of the first `same` tokens in the cache, how many may stay: all, or none if later ones took slots that a sliding
@@ -627,7 +634,7 @@ static size_t cache_size(const Run *r) {
 static size_t keepable(const Run *r, size_t same) {
     for (size_t l = 0; l < r->model->config.n_layers; l++) {
         size_t window = r->model->layers[l].window, n = slots(r, l);
-        if (window && r->position > n && r->position - same + window > n + 1) return 0;
+        if (r->position > n && r->position - same + window > n + 1) return 0;
     }
     return same;
 }
@@ -659,6 +666,10 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
     r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
+#ifdef MADV_HUGEPAGE
+    size_t page = round_up((size_t)r->k_cache, HUGE_PAGE), end = (size_t)(r->v_cache + cache_size(r));
+    if (page < end) madvise((void *)page, end - page, MADV_HUGEPAGE);  // advice: it may fail
+#endif
 }
 
 // Token t's row of q or attended (T, n_heads * head_dim), or of k or v, from head `head` on.
@@ -719,14 +730,16 @@ static void place(Run *r, size_t l, size_t t) {
     float *q = head_of(r, r->q, t, 0), *k = head_of(r, r->k, t, 0), *v = head_of(r, r->v, t, 0);
     norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
     rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
-    for (size_t h = 0; h < c->n_kv_heads; h++, k += c->head_dim, v += c->head_dim) {
-        size_t at = cache_at(r, l, h, r->position + t);
-        memcpy(r->k_cache + at, k, c->head_dim * sizeof *k), memcpy(r->v_cache + at, v, c->head_dim * sizeof *v);
+    for (size_t h = 0, i = (r->position + t) % KV_BLOCK; h < c->n_kv_heads; h++, k += c->head_dim, v += c->head_dim) {
+        size_t block = cache_at(r, l, h, r->position + t);
+        memcpy(r->v_cache + block + i * r->head_stride, v, c->head_dim * sizeof *v);
+        for (size_t d = 0; d < c->head_dim; d++) r->k_cache[block + d * KV_BLOCK + i] = k[d];
     }
 }
 
-// out[q] = the sum over i in low .. high of p[q][i] * v[i], rows of n; Q, the rows of p (KV_BLOCK), is a constant.
-INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t Q) {
+// out[q] = the sum over i in low .. high of p[q][i] * v[i], for Q rows (a constant) of p; rows of out and v have n floats.
+INLINE void weigh_tile(float *out, const float *p, size_t p_stride, const float *v, size_t n, size_t low, size_t high,
+                       size_t Q) {
     for (size_t d = 0, left; d < n; d += 4 * WIDTH) {
         Vec sum[6][4], vv[4];
         UNROLL for (size_t q = 0; q < Q; q++) UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = (Vec){0};
@@ -735,7 +748,7 @@ INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, siz
             UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
             UNROLL for (size_t q = 0; q < Q; q++)
                 UNROLL for (size_t j = 0; j < 4; j++)
-                    sum[q][j] = multiply_add((Vec){0} + p[q * KV_BLOCK + i], vv[j], sum[q][j]);
+                    sum[q][j] = multiply_add((Vec){0} + p[q * p_stride + i], vv[j], sum[q][j]);
         }
         UNROLL for (size_t q = 0; q < Q; q++)
             UNROLL for (size_t j = 0; j < 4; j++) store(out + q * n + d + min_size(j, left) * WIDTH, sum[q][j]);
@@ -743,12 +756,11 @@ INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, siz
 }
 
 // The same for any number of rows.
-static void weigh(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t rows) {
-    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * KV_BLOCK) {
-        Q = rows - q >= TILE_T ? TILE_T : 1;
-        if (Q == 1) weigh_tile(out, p, v, n, low, high, 1);
-        else weigh_tile(out, p, v, n, low, high, TILE_T);
-    }
+static void weigh(float *out, const float *p, size_t p_stride, const float *v, size_t n, size_t low, size_t high,
+                  size_t rows) {
+#define WEIGH(Q) case Q: weigh_tile(out, p, p_stride, v, n, low, high, Q); break;
+    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * p_stride)
+        switch (Q = min_size(rows - q, TILE_T)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) WEIGH(5) WEIGH(6) }
 }
 
 // The softmax of scores low .. high of a row p (KV_BLOCK), scale * score or, with a cap, cap * tanh(scale * score / cap).
@@ -770,7 +782,7 @@ static Softmax softmax(float *p, int low, int high, float scale, float cap) {
 // The first position that token t of the chunk sees.
 static size_t oldest(const Run *r, size_t l, size_t t) {
     size_t window = r->model->layers[l].window, end = r->position + t + 1;
-    return window && end > window ? end - window : 0;
+    return end > window ? end - window : 0;
 }
 
 // One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
@@ -778,8 +790,7 @@ static size_t oldest(const Run *r, size_t l, size_t t) {
 static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t start, size_t t0, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, at = cache_at(r, l, h, start), step;
-    Tensor keys = {.type = F32, .rows = KV_BLOCK, .columns = n, .data = r->k_cache + at};
-    multiply(s->weights, KV_BLOCK, s->q, n, &keys, 0, KV_BLOCK, T * group);
+    weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, 0, c->head_dim, T * group);
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
         int high = end > start ? (int)min_size(end - start, KV_BLOCK) : 0;
@@ -789,7 +800,7 @@ static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t st
         for (size_t i = q; i < q + step; i++)
             s->part_sum[i] = softmax(s->weights + i * KV_BLOCK, low, high, (float)c->attention_scale,
                                      (float)c->attention_softcap);
-        weigh(s->part + q * n, s->weights + q * KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high, step);
+        weigh(s->part + q * n, s->weights + q * KV_BLOCK, KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high, step);
     }
 }
 
