@@ -505,6 +505,24 @@ static void test_forward(Model model) {
     }
 }
 
+// As many tokens of the cache as keepable() says may stay: the logits are those of an empty one. `all`: those which must.
+static void test_keepable(Model m, size_t same, bool all) {
+    int ids[180];
+    for (int i = 0; i < 180; i++) ids[i] = (int)random_below(31);
+    Run r, fresh;
+    new_run(&r, &m, 190, 4, 1), new_run(&fresh, &m, 190, 100, 1);
+    while (r.position < 180) forward(&r, ids + r.position, 4);
+    r.position = keepable(&r, same);
+    EXPECT(r.position == same || (!all && r.position < same), "%zu of %zu kept", r.position, same);
+    for (size_t i = same; i < 180; i++) ids[i] = (int)random_below(31);
+    while (r.position < same + 1) forward(&r, ids + r.position, 1);
+    forward(&fresh, ids, min_size(same + 1, 100));
+    if (same + 1 > 100) forward(&fresh, ids + 100, same + 1 - 100);
+    const float *want = logits_of(&fresh, same % 100, 1);
+    EXPECT(same_floats(logits_of(&r, 0, 1), want, 31), "%zu of %zu kept: other logits", keepable(&r, same), same);
+    free(r.block), free(fresh.block);
+}
+
 // The generator's state from which uniform() draws the 24 bits: the steps of SplitMix64 undone.
 static uint64_t state_before(uint64_t bits) {
     static const struct { uint64_t factor; int shift; } steps[] = {{1, 31}, {0x94d049bb133111ebu, 27},
@@ -623,6 +641,7 @@ int main(int argc, char **argv) {
     test_attention();
     for (size_t i = 0; i < 6; i++) test_rope(tiny_model(1), i % 2, i / 2);
     for (size_t kind = 0; kind < 3; kind++) test_forward(tiny_model(kind));
+    for (size_t same = 0; same < 180; same += 1 + same % 13) test_keepable(tiny_model(same % 3), same, same > 170);
     test_uniform();
     test_picks();
     test_keep_best();
