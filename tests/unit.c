@@ -641,7 +641,8 @@ int main(int argc, char **argv) {
     test_attention();
     for (size_t i = 0; i < 6; i++) test_rope(tiny_model(1), i % 2, i / 2);
     for (size_t kind = 0; kind < 3; kind++) test_forward(tiny_model(kind));
-    for (size_t same = 0; same < 180; same += 1 + same % 13) test_keepable(tiny_model(same % 3), same, same > 170);
+    for (size_t same = 0; same < 180; same += same / 8 == 16 ? 1 : 8)  // 130 and 134 are the last that are lost
+        for (size_t kind = 0; kind < 3; kind++) test_keepable(tiny_model(kind), same, same > 134);
     test_uniform();
     test_picks();
     test_keep_best();
