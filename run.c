@@ -142,6 +142,7 @@ typedef float LooseQuad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint16_t LooseShorts __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
 
 INLINE Vec load(const float *p) { return *(const LooseVec *)p; }
+INLINE Vec load_once(const float *p) { return *(const volatile LooseVec *)p; }  // or gcc may load it for each use
 INLINE void store(float *p, Vec v) { *(LooseVec *)p = v; }
 
 // a * b + c, each element rounded once.
@@ -437,14 +438,14 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         Vec sum[6][8];
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = (Vec){0};
         for (size_t k = 0; k < n / LANES; k++) {
-            Vec wv[8];
-            UNROLL for (size_t r = 0; r < R; r++) wv[r] = load_weights(w, r * row + k * step + p * WIDTH, type);
+            Vec xv[6];
+            UNROLL for (size_t t = 0; t < T; t++) xv[t] = load_once(x + t * x_stride + k * LANES + p * WIDTH);
+            UNROLL for (size_t r = 0; r < R; r++) {
+                Vec wv = load_weights(w, r * row + k * step + p * WIDTH, type);
+                UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
+            }
             UNROLL for (size_t r = 0; r < R && type == BF16; r++)  // short rows: the next ones are not foreseen
                 __builtin_prefetch((const uint16_t *)w + (R + r) * row + k * step, 0, 2);
-            UNROLL for (size_t t = 0; t < T; t++) {  // volatile: or gcc loads xv again for each row
-                Vec xv = *(const volatile LooseVec *)(x + t * x_stride + k * LANES + p * WIDTH);
-                UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = multiply_add(xv, wv[r], sum[t][r]);
-            }
         }
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) acc[t][r][p] = sum[t][r];
     }
