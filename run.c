@@ -111,7 +111,7 @@ static bool next_item(size_t *item, size_t n) {
     enum { SPINS = 20000 };  // some tens of microseconds, then other programs may run
     if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
     past += n + (size_t)omp_get_num_threads();
-    for (int i = 0; atomic_load(&drawn) < past; i++) if (i > SPINS) sched_yield();
+    for (int i = 0; atomic_load(&drawn) < past;) i < SPINS ? i++ : sched_yield();
     return false;
 }
 
@@ -581,7 +581,7 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48, HUGE_PAGE = 1 << 21 };  // positions, and about as many queries, that attention takes at a time
+enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
 typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows of
@@ -667,10 +667,6 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
     r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
-#ifdef MADV_HUGEPAGE
-    size_t page = round_up((size_t)r->k_cache, HUGE_PAGE), end = (size_t)(r->v_cache + cache_size(r));
-    if (page < end) madvise((void *)page, end - page, MADV_HUGEPAGE);  // advice: it may fail
-#endif
 }
 
 // Token t's row of q or attended (T, n_heads * head_dim), or of k or v, from head `head` on.
