@@ -468,11 +468,11 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool 
     switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
 }
 
-enum { PANEL = 32, K_BLOCK = 1024 };  // rows and elements of w that are multiplied while they are in the cache
+enum { PANEL = 32, K_BLOCK = 1024, LONG = 16 };  // rows and elements of w taken at a time; tiles of tokens to copy for
 
-// Copies count elements from k on of n_rows rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
-static void pack(float *packed, const Tensor *w, size_t first, size_t n_rows, size_t group, size_t k, size_t count) {
-    for (size_t r = 0; r < n_rows; r++) {
+// Copies count elements from k on of PANEL rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
+static void pack(float *packed, const Tensor *w, size_t first, size_t group, size_t k, size_t count) {
+    for (size_t r = 0; r < PANEL; r++) {
         float *to = packed + r / group * group * round_up(count, LANES) + r % group * LANES;
         for (size_t i = k; i < k + count; i += LANES, to += group * LANES) {
             size_t at = (first + r) * w->columns + i, left = first + r < w->rows ? min_size(LANES, k + count - i) : 0;
@@ -482,38 +482,28 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t n_rows, si
     }
 }
 
-// Rows first .. last of w (rows, columns) times x: out (T, rows) = x (T, columns) w^T. They are read from memory once: a
-// panel of rows is taken a block of k at a time, and copied to where every tile finds it in one stretch if T takes more
-// than one tile.
-static void multiply(float *out, size_t out_stride, const float *x, size_t x_stride, const Tensor *w, size_t first,
-                     size_t last, size_t T) {
+// out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share panels of rows; a panel is read from
+// memory once, a block of k at a time. Many tokens, and the ends of w, get a copy in which a tile reads on and on.
+static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
     _Alignas(64) float packed[PANEL * K_BLOCK];
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
-    for (size_t panel = n_tiles > 16 ? PANEL : group; first < last; first += panel)
+    for (size_t panel; next_item(&panel, (w->rows + PANEL - 1) / PANEL);) {
+        size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows);
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
-            size_t rows = min_size(panel, round_up(last - first, group)), padded = round_up(count, LANES);
-            bool copy = n_tiles > 16 || count < LANES || first + rows > w->rows;
-            if (copy) pack(packed, w, first, rows, group, k, count);
+            bool copy = n_tiles > LONG || count < LANES || first + PANEL > w->rows;
+            if (copy) pack(packed, w, first, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
-                for (size_t r = 0, t = T * i / n_tiles; r < rows; r += group) {
-                    const char *at = copy ? (char *)(packed + r * padded)
-                                          : (const char *)w->data + ((first + r) * n + k) * size;
-                    tiles(out + t * out_stride + first + r, out_stride, k > 0, x + t * x_stride + k, x_stride, at,
-                          copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, padded,
+                for (size_t r = first, t = T * i / n_tiles; r < last; r += group) {
+                    const void *at = (const char *)w->data + (r * n + k) * size;
+                    if (copy) at = packed + (r - first) * round_up(count, LANES);
+                    tiles(out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n), at,
+                          copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, round_up(count, LANES),
                           T * (i + 1) / n_tiles - t);
                 }
         }
-}
-
-// out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share the panels of rows.
-static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
-    size_t to = stride(w->rows);
-    for (size_t i; next_item(&i, (w->rows + PANEL - 1) / PANEL);) {
-        size_t first = i * PANEL, last = min_size(first + PANEL, w->rows);
-        multiply(out, to, x, stride(w->columns), w, first, last, T);
         for (size_t t = 0; bias && t < T; t++)
-            for (size_t r = first; r < last; r++) out[t * to + r] += ((const float *)bias->data)[r];
+            for (size_t r = first; r < last; r++) out[t * stride(w->rows) + r] += ((const float *)bias->data)[r];
     }
 }
 
