@@ -1671,21 +1671,12 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
     return context;
 }
 
-// The longest context up to `full` whose cache takes at most `bytes`.
-static size_t context_in(const Options *o, const Model *m, size_t bytes, size_t full) {
-    size_t fits = 0;
-    for (size_t step = full; step > 0; step = step > 1 ? (step + 1) / 2 : 0) {
-        Run r = {.model = m, .context = fits + step, .chunk = min_size((size_t)o->chunk, fits + step)};
-        lay_out(&r, NULL);
-        if (fits + step <= full && mul(2 * sizeof(float), cache_size(&r)) <= bytes) fits += step;
-    }
-    return fits;
-}
-
 // The context in which to generate n_new tokens (-1: all that fit) after n: as far as -c, seq_len and memory allow.
 static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t wanted = n_new < 0 ? m->config.seq_len : (size_t)n_new, full = context_for(o, m, m->config.seq_len, n);
-    size_t fits = context_in(o, m, available_memory(), full);
+    Run r = {.model = m, .context = full, .chunk = min_size((size_t)o->chunk, full)};
+    double room = lay_out(&r, NULL) ? (double)available_memory() / (2 * sizeof(float) * (double)cache_size(&r)) : 0;
+    size_t fits = room < 1 ? (size_t)(room * (double)full) : full;
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
         full = context_for(o, m, fits, n);
