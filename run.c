@@ -1828,7 +1828,7 @@ static void translate(const Tokenizer *t, const int *ids, size_t n) {
 // -ln p(id) of a row of n logits.
 static double surprise(const float *logits, size_t n, int id) {
     double largest = -INFINITY, sum = 0;
-    for (size_t i = 0; i < n; i++) largest = fmax(largest, (double)logits[i]);
+    for (size_t i = 0; i < n; i++) if ((double)logits[i] > largest) largest = (double)logits[i];
     for (size_t i = 0; i < n; i++) sum += exp((double)logits[i] - largest);
     if (!(sum > 0)) die("all logits of a position are -inf (damaged weights? see -m check)");
     return largest + log(sum) - (double)logits[id];
