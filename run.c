@@ -38,7 +38,7 @@ static int omp_get_max_threads(void) { return 1; }
 #endif
 
 // ---- errors and memory ----------------------------------------------------------------------------------------------
-static char unfinished[PATH_MAX];  // name of the output file being written, removed if its end is not reached
+static char *unfinished;  // name of the output file being written, removed if its end is not reached
 
 // Prints one line on stderr (control characters that a value brings along become '?') and ends the program.
 __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, const char *format, ...) {
@@ -47,7 +47,7 @@ __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, con
     va_start(values, format), vsnprintf(line, sizeof line, format, values), va_end(values);
     for (char *c = line; *c; c++) *c = (unsigned char)*c < 32 || *c == 127 ? '?' : *c;
     fprintf(stderr, "run: %s\n", line);
-    if (unfinished[0]) unlink(unfinished);
+    if (unfinished) unlink(unfinished);
     exit(status);
 }
 #define die(...) fail(1, __VA_ARGS__)          // bad data or failed input and output: what is wrong (what to do)
@@ -100,19 +100,18 @@ static File map_file(const char *path) {
 
 // ---- threads --------------------------------------------------------------------------------------------------------
 // The forward pass runs in all threads at once. Where there is work to share, each takes the next of n items that nobody
-// has taken, until there is none, and then waits for the others to finish theirs:
+// has taken, until there is none, and then waits until all are done:
 //     for (size_t i; next_item(&i, n);) ... item i ...
-// Who computes an item never changes how. Waiting gives way to other programs after a while.
-static struct { _Alignas(64) atomic_size_t next; _Alignas(64) atomic_int waiting; _Alignas(64) atomic_uint round; } team;
+// Who computes an item never changes how. One counter does it all: a thread draws a number when it has finished an item,
+// so that the last of n + threads numbers is drawn when nobody works any more.
+static _Alignas(64) atomic_size_t drawn;  // numbers so far
+static _Thread_local size_t past;         // of these, for work that is done; both begin at 0 in a parallel region
 
 static bool next_item(size_t *item, size_t n) {
-    enum { SPINS = 2000 };  // some microseconds
-    if ((*item = atomic_fetch_add(&team.next, 1)) < n) return true;
-    unsigned round = atomic_load(&team.round);
-    if (atomic_fetch_add(&team.waiting, 1) + 1 == omp_get_num_threads()) {  // the last one to come
-        atomic_store(&team.waiting, 0), atomic_store(&team.next, 0), atomic_store(&team.round, round + 1);
-    }
-    for (int i = 0; atomic_load(&team.round) == round; i++) if (i > SPINS) sched_yield();
+    enum { SPINS = 20000 };  // some tens of microseconds, then other programs may run
+    if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
+    past += n + (size_t)omp_get_num_threads();
+    for (int i = 0; atomic_load(&drawn) < past; i++) if (i > SPINS) sched_yield();
     return false;
 }
 
@@ -184,29 +183,30 @@ INLINE float fast_exp(float x) {
 // uint64 (COUNT), int64 (INT) or float64 (REAL), with the smallest and largest value that this program supports (others
 // that are described belong to the format and are refused); the slots left are 0.
 #define HEADER(COUNT, INT, REAL)                                                                                       \
-    COUNT(version, 1, 1) COUNT(weight_type, 0, 0) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
+    COUNT(version, 1, 1) COUNT(weight_type, 0, 1) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
     COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
     COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX) \
     COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) /* longest context */                                     \
     COUNT(tied, 0, 1)           /* 1: the classifier is the token embedding */                                         \
-    COUNT(activation, 0, 0)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
-    COUNT(norm_kind, 0, 0)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
-    COUNT(norm_place, 5, 5)     /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */      \
-    COUNT(qk_norm, 0, 0)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
-    COUNT(biases, 0, 7)         /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
+    COUNT(activation, 0, 4)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
+    COUNT(norm_kind, 0, 1)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
+    COUNT(norm_place, 0, 31)    /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */     \
+    COUNT(qk_norm, 0, 3)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
+    COUNT(biases, 0, 31)        /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
     COUNT(rope_dim, 2, INT_MAX) /* elements of a head that are rotated */                                              \
     COUNT(rope_pairs, 0, 1)     /* 0: element i with i + rope_dim / 2, 1: 2i with 2i + 1 */                            \
-    COUNT(n_rope_tables, 1, 1) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
+    COUNT(n_rope_tables, 1, 2) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
     COUNT(tokenizer_hash, 0, UINT64_MAX) /* fingerprint, 0: unknown */ COUNT(config_size, 0, INT_MAX) /* bytes */      \
     COUNT(n_experts, 0, 0) COUNT(n_experts_used, 0, 0) COUNT(n_shared_experts, 0, 0) COUNT(expert_dim, 0, 0)           \
     COUNT(n_dense_layers, 0, 0) COUNT(router, 0, 0) /* mixture of experts */ COUNT(q_lora_rank, 0, 0)                  \
     COUNT(kv_lora_rank, 0, 0) COUNT(nope_head_dim, 0, 0) COUNT(v_head_dim, 0, 0) /* latent attention (MLA) */          \
-    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 0) /* 1: norms multiply by 1 + weight */                         \
-    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, 0) /* bases of rope_freq's tables, for people */            \
-    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1, 1) /* of cosine and sine (YaRN) */     \
-    REAL(attention_scale, 1e-9, 1e9) /* of q . k, usually head_dim ** -0.5 */ REAL(embedding_scale, 1, 1)              \
-    REAL(residual_scale, 1, 1) REAL(logit_scale, 1, 1) REAL(attention_softcap, 0, 0) /* 0: none */                     \
-    REAL(logit_softcap, 0, 0) /* 0: none */ REAL(router_scale, 0, 0)
+    REAL(rms_norm_eps, 0, 1) REAL(norm_weight_add, 0, 1) /* 1: norms multiply by 1 + weight */                         \
+    REAL(rope_theta, 0, FLT_MAX) REAL(rope_theta_local, 0, FLT_MAX) /* bases of rope_freq's two tables, for people */  \
+    REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1e-6, 1e6) /* of cosine and sine */       \
+    REAL(attention_scale, 1e-9, 1e9) /* of q . k, usually head_dim ** -0.5 */ REAL(embedding_scale, 1e-9, 1e9)         \
+    REAL(residual_scale, 1e-9, 1e9) REAL(logit_scale, 1e-9, 1e9) /* of what a layer adds, of logits */                 \
+    REAL(attention_softcap, 0, 1e9) REAL(logit_softcap, 0, 1e9) /* c: x becomes c tanh(x / c); 0: none */              \
+    REAL(router_scale, 0, 0)
 
 // Tensors follow, row-major, each at the next multiple of 64 bytes from the start of the file, in this order. W is
 // float32 or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last is the source's
@@ -236,7 +236,7 @@ INLINE float fast_exp(float x) {
     NORM(TENSOR, final_norm, 1) TENSOR(classifier, W, !c->tied, c->vocab_size, c->dim)                                 \
     TENSOR(classifier_bias, F32, c->biases & 16, 1, c->vocab_size)
 
-enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1 };
+enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1, PARALLEL = 16 };
 static const char MAGIC[8] = {'r', 'u', 'n', '.', 'c', '\r', '\n', 0x1a};
 typedef enum { F32, I32, BF16 } Type;
 
@@ -254,7 +254,8 @@ _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_
 
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
-typedef struct { TENSORS_OF_LAYER(MEMBER) } Layer;
+static const size_t NO_WINDOW = SIZE_MAX / 2;
+typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // of layer_window and layer_rope
 typedef struct {
     Config config;
     File file;
@@ -286,6 +287,8 @@ static void check_config(const Config *c, const char *path) {
         die("%s: n_heads %zu is no multiple of n_kv_heads %zu (the file is damaged)", path, c->n_heads, c->n_kv_heads);
     if (c->rope_dim % 2 || c->rope_dim > c->head_dim)
         die("%s: rope_dim %zu is odd or above head_dim %zu (the file is damaged)", path, c->rope_dim, c->head_dim);
+    if (c->norm_place & PARALLEL && (c->norm_place & 5) != 1)
+        die("%s: norm_place %zu: in parallel, one norm comes before both (update run.c)", path, c->norm_place);
     long long bos = c->bos_id, n = (long long)c->vocab_size;
     if (bos >= n) die("%s: bos_id %lld is not in the vocabulary of %lld (the file is damaged)", path, bos, n);
 }
@@ -309,15 +312,34 @@ static void allocate_layers(Model *m) {
     m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(Tensor *)), 16), sizeof(Tensor), "the list of tensors");
 }
 
-// Dies unless the integer tables hold what is supported.
+// Dies unless the integer tables hold what is supported; the layers get theirs. A llama2.c file has no such tables.
 static void check_tables(const Model *m) {
-    const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *rope = m->layer_rope->data, *w = m->layer_window->data;
-    for (size_t l = 0; l < m->config.n_layers; l++)
-        if (w[l] || rope[l] != 1) die("%s: layer %zu has window %d and table %d, supported: 0 and 1 (update run.c)",
-                                      m->file.path, l, w[l], rope[l]);
+    const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *w = m->layer_window ? m->layer_window->data : NULL;
+    const int32_t *rope = w ? m->layer_rope->data : NULL, n_tables = (int32_t)m->config.n_rope_tables;
+    for (size_t l = 0; l < m->config.n_layers; l++) {
+        if (w && (w[l] < 0 || rope[l] < 0 || rope[l] > n_tables))
+            die("%s: layer %zu has window %d and table %d of %d (export it again)", m->file.path, l, w[l], rope[l],
+                n_tables);
+        m->layers[l].window = w && w[l] ? (size_t)w[l] : NO_WINDOW, m->layers[l].rope = w ? (size_t)rope[l] : 1;
+    }
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
+}
+
+// Takes all tensors, in the order of the tables, or, for all layers, the one whose name `only` begins with.
+static void take_tensors(Model *m, const char *only, size_t align) {
+    const Config *c = &m->config;
+    const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
+    const Type W = c->weight_type ? BF16 : F32;
+#define WANTED(name, present) ((present) && (!only || !strncmp(only, #name " ", sizeof #name)))
+#define TAKE(name, type, present, rows, columns) \
+    if (WANTED(name, present)) m->name = take(m, #name, OF_NO_LAYER, type, rows, columns, align);
+#define TAKE_OF_LAYER(name, type, present, rows, columns) \
+    if (WANTED(name, present)) m->layers[l].name = take(m, #name, (int)l, type, rows, columns, align);
+    TENSORS_FIRST(TAKE)
+    for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
+    TENSORS_LAST(TAKE)
 }
 
 static void load_version_1(Model *m) {
@@ -328,17 +350,15 @@ static void load_version_1(Model *m) {
     memcpy(c, file, sizeof *c), check_config(c, m->file.path);
     for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
         if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, file[i]);
-    allocate_layers(m), m->taken = HEADER_SIZE;
-    const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
-    const Type W = c->weight_type ? BF16 : F32;
-#define TAKE(name, type, present, rows, columns) \
-    if (present) m->name = take(m, #name, OF_NO_LAYER, type, rows, columns, ALIGNMENT);
-#define TAKE_OF_LAYER(name, type, present, rows, columns) \
-    if (present) m->layers[l].name = take(m, #name, (int)l, type, rows, columns, ALIGNMENT);
-    TENSORS_FIRST(TAKE)
-    for (size_t l = 0; l < c->n_layers; l++) { TENSORS_OF_LAYER(TAKE_OF_LAYER) }
-    TENSORS_LAST(TAKE)
+    allocate_layers(m), m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
     if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
+}
+
+// base ** exponent, that in [0, 1), from square roots: these are the same on every machine, pow() is not.
+static double power(double base, double exponent) {
+    double result = 1;
+    for (; exponent > 0; exponent -= exponent >= 1) base = sqrt(base), exponent *= 2, result *= exponent >= 1 ? base : 1;
+    return result;
 }
 
 // llama2.c's float32 files: version 0 begins with seven int32, version 1 with a magic and a header of 256 bytes. A kind
@@ -346,39 +366,31 @@ static void load_version_1(Model *m) {
 enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
 static void load_llama2c(Model *m, bool version) {
     static const int32_t end_ids[2] = {1, 2};
+    const char *at = version ? "attention_norm ffn_norm final_norm token_embedding wq wk wv wo w1 w2 w3 classifier "
+                             : "token_embedding attention_norm wq wk wv wo ffn_norm w1 w2 w3 final_norm - classifier ";
     Config *c = &m->config;
-    int32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
+    uint32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
     memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
-    bool tied = version ? start[9] & 255 : h[5] > 0;  // version 0: a negative vocab_size means untied
-    if (!version && h[5] > -INT_MAX) h[5] = abs(h[5]);
+    bool tied = version ? start[9] & 255 : h[5] <= INT_MAX;  // version 0: a negative vocab_size means untied
+    if (!version && !tied) h[5] = -h[5];
     for (int i = 0; i < 7; i++)
-        if (h[i] <= 0 || (i == 6 && h[0] % h[3]))
+        if (!h[i] || h[i] > INT_MAX || (i == 6 && h[0] % h[3]))
             die("%s is no checkpoint (export.py SOURCE model.bin makes one of a model)", m->file.path);
-    size_t head_dim = (size_t)(h[0] / h[3]), kv_dim = mul((size_t)h[4], head_dim);
-    *c = (Config){.version = 1, .dim = (size_t)h[0], .hidden_dim = (size_t)h[1], .n_layers = (size_t)h[2],
-        .n_heads = (size_t)h[3], .n_kv_heads = (size_t)h[4], .head_dim = head_dim, .vocab_size = (size_t)h[5],
-        .seq_len = (size_t)h[6], .tied = tied, .norm_place = 5, .rope_dim = head_dim, .rope_pairs = 1,
-        .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4, .embedding_scale = 1,
+    size_t head_dim = h[0] / h[3];
+    *c = (Config){.version = 1, .dim = h[0], .hidden_dim = h[1], .n_layers = h[2], .n_heads = h[3], .n_kv_heads = h[4],
+        .head_dim = head_dim, .vocab_size = h[5], .seq_len = h[6], .tied = tied, .norm_place = 5, .rope_dim = head_dim,
+        .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4,
         .rope_attention_factor = 1, .rope_attention_factor_local = 1, .attention_scale = 1 / sqrt((double)head_dim),
-        .residual_scale = 1, .logit_scale = 1};
-    check_config(c, m->file.path);
-    float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
-    for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)pow(c->rope_theta, -2.0 * (double)i / (double)head_dim);
-    static Tensor frequencies = {.name = "rope_freq"}, end = {.name = "eos_ids", .data = end_ids};
-    frequencies.data = freq, m->rope_freq = &frequencies, m->eos_ids = &end, allocate_layers(m);
+        .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
+    check_config(c, m->file.path), allocate_layers(m);
     m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
-#define ONE(name, rows, columns) m->name = take(m, #name, OF_NO_LAYER, F32, rows, columns, 4);
-#define ALL(name, rows, columns) \
-    for (size_t l = 0; l < c->n_layers; l++) m->layers[l].name = take(m, #name, (int)l, F32, rows, columns, 4);
-    if (!version) ONE(token_embedding, c->vocab_size, c->dim)
-    ALL(attention_norm, 1, c->dim)
-    if (version) { ALL(ffn_norm, 1, c->dim) ONE(final_norm, 1, c->dim) ONE(token_embedding, c->vocab_size, c->dim) }
-    ALL(wq, c->dim, c->dim) ALL(wk, kv_dim, c->dim) ALL(wv, kv_dim, c->dim) ALL(wo, c->dim, c->dim)
-    if (!version) ALL(ffn_norm, 1, c->dim)
-    ALL(w1, c->hidden_dim, c->dim) ALL(w2, c->dim, c->hidden_dim) ALL(w3, c->hidden_dim, c->dim)
-    if (!version) ONE(final_norm, 1, c->dim)
-    if (!version) m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
-    if (!tied) ONE(classifier, c->vocab_size, c->dim)
+    for (; *at; at = strchr(at, ' ') + 1)
+        if (*at != '-') take_tensors(m, at, 4);
+        else m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
+    float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
+    for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)power(1 / c->rope_theta, 2 * (double)i / (double)head_dim);
+    static Tensor frequencies = {.name = "rope_freq"}, ends = {.name = "eos_ids", .data = end_ids};
+    frequencies.data = freq, m->rope_freq = &frequencies, m->eos_ids = &ends;
 }
 
 // Maps a checkpoint and checks it: every size against the file's before anything is used.
@@ -392,7 +404,7 @@ static void load_model(Model *m, const char *path) {
     else load_llama2c(m, word[0] == LLAMA2C_MAGIC);
     if (m->taken != m->file.size)
         die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, m->file.size, m->taken);
-    if (m->layer_window) check_tables(m);
+    check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
 }
 
@@ -427,6 +439,8 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         for (size_t k = 0; k < n / LANES; k++) {
             Vec wv[8];
             UNROLL for (size_t r = 0; r < R; r++) wv[r] = load_weights(w, r * row + k * step + p * WIDTH, type);
+            UNROLL for (size_t r = 0; r < R && type == BF16; r++)  // short rows: the next ones are not foreseen
+                __builtin_prefetch((const uint16_t *)w + (R + r) * row + k * step, 0, 2);
             UNROLL for (size_t t = 0; t < T; t++) {  // volatile: or gcc loads xv again for each row
                 Vec xv = *(const volatile LooseVec *)(x + t * x_stride + k * LANES + p * WIDTH);
                 UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = multiply_add(xv, wv[r], sum[t][r]);
@@ -444,35 +458,27 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
 }
 
 // The same for any T up to 6, and 8 rows for one token: so many streams read memory faster than 4.
-__attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
-                  size_t step, Type type, size_t n, size_t T) {
+__attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
+                                            const void *w, size_t row, size_t step, Type type, size_t n, size_t T) {
 #define TILE(T, R)                                                                                                     \
-    if (type == F32) tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R);                             \
-    else tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R)
-    switch (T) {
-    case 1: TILE(1, 8); break;
-    case 2: TILE(2, 4); break;
-    case 3: TILE(3, 4); break;
-    case 4: TILE(4, 4); break;
-    case 5: TILE(5, 4); break;
-    default: TILE(6, 4);
-    }
+    case T: if (type == F32) tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R);                     \
+            else tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R);                                \
+            break;
+    switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
 }
 
 enum { PANEL = 32, K_BLOCK = 1024 };  // rows and elements of w that are multiplied while they are in the cache
 
 // Copies count elements from k on of n_rows rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
 static void pack(float *packed, const Tensor *w, size_t first, size_t n_rows, size_t group, size_t k, size_t count) {
-    for (size_t start = first; start < first + n_rows; start += group)
-        for (size_t i = k; i < k + count; i += LANES)
-            for (size_t r = start; r < start + group; r++, packed += LANES) {
-                size_t at = r * w->columns + i, left = r < w->rows ? min_size(LANES, w->columns - i) : 0;
-                for (size_t p = 0; p < LANES && left == LANES; p += WIDTH)
-                    store(packed + p, load_weights(w->data, at + p, w->type));
-                float last[LANES] = {0};  // the end of a row, where LANES may reach beyond the file
-                for (size_t j = 0; j < left && left < LANES; j++) last[j] = weight(w, at + j);
-                if (left < LANES) memcpy(packed, last, sizeof last);
-            }
+    for (size_t r = 0; r < n_rows; r++) {
+        float *to = packed + r / group * group * round_up(count, LANES) + r % group * LANES;
+        for (size_t i = k; i < k + count; i += LANES, to += group * LANES) {
+            size_t at = (first + r) * w->columns + i, left = first + r < w->rows ? min_size(LANES, k + count - i) : 0;
+            for (size_t p = 0; p < LANES && left == LANES; p += WIDTH) store(to + p, load_weights(w->data, at + p, w->type));
+            for (size_t j = 0; j < LANES && left < LANES; j++) to[j] = j < left ? weight(w, at + j) : 0;
+        }
+    }
 }
 
 // Rows first .. last of w (rows, columns) times x: out (T, rows) = x (T, columns) w^T. They are read from memory once: a
@@ -482,11 +488,11 @@ static void multiply(float *out, size_t out_stride, const float *x, size_t x_str
                      size_t last, size_t T) {
     _Alignas(64) float packed[PANEL * K_BLOCK];
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
-    for (size_t panel = n_tiles > 1 ? PANEL : group; first < last; first += panel)
+    for (size_t panel = n_tiles > 16 ? PANEL : group; first < last; first += panel)
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
             size_t rows = min_size(panel, round_up(last - first, group)), padded = round_up(count, LANES);
-            bool copy = n_tiles > 1 || count < LANES || first + rows > w->rows;
+            bool copy = n_tiles > 16 || count < LANES || first + rows > w->rows;
             if (copy) pack(packed, w, first, rows, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
                 for (size_t r = 0, t = T * i / n_tiles; r < rows; r += group) {
@@ -510,79 +516,145 @@ static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bi
     }
 }
 
-// RMSNorm (Zhang and Sennrich 2019) of a row of n: out = x / sqrt(mean(x^2) + eps) * weight, in double, the sum in 16
-// lanes; out may be x.
-static void rmsnorm(float *out, const float *x, const float *weight, double eps, size_t n) {
+// The sum over a row of x - mean, or of its square, in double and in 16 lanes.
+INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
     double lane[LANES] = {0};
     for (size_t i = 0; i < n; i += LANES)
-        for (size_t j = 0; j < min_size(LANES, n - i); j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+        for (size_t j = 0; j < min_size(LANES, n - i); j++) {
+            double d = (double)x[i + j] - mean;
+            lane[j] += square ? d * d : d;
+        }
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    double scale = 1 / sqrt(lane[0] / (double)n + eps);
-    for (size_t i = 0; i < n; i++) out[i] = (float)((double)x[i] * scale * (double)weight[i]);
+    return lane[0];
 }
 
-// SwiGLU (Shazeer 2020): gate = silu(gate) * up, silu(x) = x / (1 + e^-x), over n elements.
-static void swiglu(float *gate, const float *up, size_t n) {
-    for (size_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
+// Normalizes a row of n, in double; out may be x. RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight;
+// LayerNorm (Ba et al. 2016): the same of x - mean(x), plus bias if not NULL. To weight norm_weight_add is added.
+static void norm(const Config *c, float *out, const float *x, const float *weight, const float *bias, size_t n) {
+    double mean = c->norm_kind ? sum_row(x, n, 0, false) / (double)n : 0, more = c->norm_weight_add;
+    double scale = 1 / sqrt(sum_row(x, n, mean, true) / (double)n + c->rms_norm_eps);
+    for (size_t i = 0; i < n; i++)
+        out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (bias ? (double)bias[i] : 0));
+}
+
+// c[0] x^(n-1) + ... + c[n-1]. The coefficients below are minimax fits to mpmath's values (Lawson's algorithm).
+INLINE float polynomial(const float *c, int n, float x) {
+    float p = c[0];
+    UNROLL for (int i = 1; i < n; i++) p = __builtin_fmaf(p, x, c[i]);
+    return p;
+}
+
+// tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1).
+INLINE float fast_tanh(float x) {
+    static const float c[] = {0.00158476f, -0.00740956f, 0.02130299f, -0.05385233f, 0.13332221f, -0.33333297f};
+    float a = __builtin_fabsf(x), z = x * x;
+    float near = __builtin_fmaf(polynomial(c, 6, z) * z, a, a), far = 1 - 2 / (fast_exp(2 * a) + 1);
+    return __builtin_copysignf(a < 0.8f ? near : far, x);
+}
+
+// erf(x) to 2 ulp: x + x P(x^2) below 1 (to 1e-9), above 1 - e^Q(x), Q close to ln erfc(x) (to 1e-9 of erf; 4 is 1).
+INLINE float fast_erf(float x) {
+    static const float p[] = {7.85388411e-5f, -8.01020109e-4f, 5.18832863e-3f, -2.68538125e-2f, 1.12835852e-1f,
+                              -3.76126258e-1f, 1.28379167e-1f};
+    static const float q[] = {1.85574009e-4f, -2.93960730e-3f, 2.18053183e-2f, -1.03037369e-1f, -6.38225677e-1f,
+                              -1.12704004f, -3.53719502e-4f};
+    float a = __builtin_fabsf(x), b = a > 4 ? 4 : a;
+    float near = __builtin_fmaf(polynomial(p, 7, x * x), a, a), far = 1 - fast_exp(polynomial(q, 7, b));
+    return __builtin_copysignf(a < 1 ? near : far, x);
+}
+
+// The activations, each to a few ulp (gelu and gelu_tanh of the larger of the result and x / 20).
+INLINE float silu(float x) { return x / (1 + fast_exp(-x)); }
+INLINE float gelu(float x) { return 0.5f * x * (1 + fast_erf(x * 0.707106781f)); }
+INLINE float gelu_tanh(float x) {  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+    return x / (1 + fast_exp(-1.59576912f * __builtin_fmaf(0.044715f * x * x, x, x)));
+}
+INLINE float relu(float x) { return x < 0 ? 0 : x; }
+INLINE float sigmoid(float x) { return 1 / (1 + fast_exp(-x)); }
+
+// Gated linear units (Shazeer 2020): gate = activation(gate) * up, over n elements.
+static void gated(size_t activation, float *gate, const float *up, size_t n) {
+#define GATED(number, f) case number: for (size_t i = 0; i < n; i++) gate[i] = f(gate[i]) * up[i]; break;
+    switch (activation) { GATED(0, silu) GATED(1, gelu) GATED(2, gelu_tanh) GATED(3, relu) GATED(4, sigmoid) }
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
-typedef struct { float largest; double sum; } Softmax;  // score so far; of e^(score - largest) so far
+enum { KV_BLOCK = 64, Q_ROWS = 48, HUGE_PAGE = 1 << 21 };  // positions, and about as many queries, that attention takes at a time
+typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows of
 // activations have stride() floats, heads in the cache and in attention head_stride: head_dim rounded up to 16.
 typedef struct {
     const Model *model;
     size_t context, chunk, logit_rows, position;  // position: tokens in the cache
-    size_t head_stride, q_rows;                   // q_rows: queries that share a key/value head, at least Q_ROWS
+    size_t head_stride, q_rows;                   // q_rows: of a tile of queries that share a key/value head
     void *block;                                  // that holds all of these:
     float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
     float *q, *attended, *k, *v;                  // (T, n_heads * head_dim), of k and v (T, n_kv_heads * head_dim)
-    float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, rope_dim / 2)
-    float *scratch;                               // (threads, q_rows, 3 * head_stride + KV_BLOCK)
-    float *parts;                                 // (n_heads, context / KV_BLOCK, head_stride)
-    Softmax *part_sums;                           // (n_heads, context / KV_BLOCK)
+    float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, n_rope_tables, rope_dim / 2)
+    float *scratch;                               // (threads, Scratch)
+    float *parts;                                 // (blocks of the context, n_heads, head_stride)
+    Softmax *part_sums;                           // (blocks of the context, n_heads)
     float *logits;                                // (logit_rows, vocab_size)
-    float *k_cache, *v_cache;                     // of each layer (n_kv_heads, slots, head_dim)
+    float *k_cache, *v_cache;                     // of each layer (n_kv_heads, slots, head_stride)
     float *hidden;                                // (n_layers + 1, context, dim) if asked for, else NULL
 } Run;
 
-static size_t window_of(const Model *m, size_t l) {
-    return m->layer_window ? (size_t)((const int32_t *)m->layer_window->data)[l] : 0;
-}
+// What a thread needs to attend for a tile of queries; weights (rows, KV_BLOCK), the others (rows, head_stride).
+typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
 static size_t scratch_row(const Run *r) { return 3 * r->head_stride + KV_BLOCK + 2 * sizeof(Softmax) / sizeof(float); }
 
-// Positions that layer l's cache holds, position p in slot p % slots, so that a block of positions is in one stretch:
-// the whole context, or with a sliding window what the tokens of a chunk see.
+// Positions that layer l's cache holds, position p in slot p % slots: the context, or with a sliding window what a chunk
+// of tokens sees, in whole blocks.
 static size_t slots(const Run *r, size_t l) {
-    size_t window = window_of(r->model, l), context = round_up(r->context, KV_BLOCK);
-    return window ? min_size(context, round_up(window + r->chunk - 1, KV_BLOCK)) : context;
+    size_t seen = min_size(r->model->layers[l].window, r->context);
+    return round_up(min_size(seen + r->chunk - 1, r->context), KV_BLOCK);
 }
 
-// Floats of the keys of layers before l; of the values as well.
-static size_t cache_before(const Run *r, size_t l) {
+// Where the block of a position, of a head of layer l, is in the cache: blocks 0 of all layers come first, then blocks 1,
+// so that memory is used from the start on as the text grows. In a block values are (KV_BLOCK, head_dim), keys
+// (head_dim, KV_BLOCK): scores of neighbours lie side by side.
+static size_t cache_at(const Run *r, size_t l, size_t head, size_t position) {
+    size_t block = position % slots(r, l) / KV_BLOCK, before = 0;
+    for (size_t i = 0; i < r->model->config.n_layers; i++)
+        before += min_size(slots(r, i) / KV_BLOCK, block + (i < l));
+    return (before * r->model->config.n_kv_heads + head) * KV_BLOCK * r->head_stride;
+}
+
+// Floats of the keys of all layers; the values take as many.
+static size_t cache_size(const Run *r) {
     size_t sum = 0;
-    for (size_t i = 0; i < l; i++) sum = add(sum, slots(r, i));
+    for (size_t l = 0; l < r->model->config.n_layers; l++) sum = add(sum, slots(r, l));
     return mul(sum, mul(r->model->config.n_kv_heads, r->head_stride));
+}
+
+// Of the first `same` tokens in the cache, how many may stay: all, or none if later ones took slots that a sliding
+// window needs.
+static size_t keepable(const Run *r, size_t same) {
+    for (size_t l = 0; l < r->model->config.n_layers; l++) {
+        size_t window = r->model->layers[l].window, n = slots(r, l);
+        if (r->position > n && r->position - same + window > n + 1) return 0;
+    }
+    return same;
 }
 
 // Sets the arrays to successive parts of a block, each aligned to 64 bytes; returns what they take together.
 static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
-    r->head_stride = round_up(c->head_dim, LANES), r->q_rows = c->n_heads / c->n_kv_heads;
-    if (r->q_rows < Q_ROWS) r->q_rows = Q_ROWS;
-    size_t T = r->chunk, q_dim = stride(mul(c->n_heads, c->head_dim)), kv_dim = stride(mul(c->n_kv_heads, c->head_dim));
-    size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), half = c->rope_dim / 2, end = 0;
-    size_t blocks = mul(c->n_heads, r->context / KV_BLOCK + 1), cached = cache_before(r, c->n_layers);
-    size_t work = mul(r->q_rows, scratch_row(r));
+    size_t group = c->n_heads / c->n_kv_heads, T = r->chunk, blocks = r->context / KV_BLOCK + 1, end = 0;
+    r->head_stride = round_up(c->head_dim, LANES), r->q_rows = group > Q_ROWS ? group : Q_ROWS;
+    size_t q_dim = stride(mul(c->n_heads, c->head_dim)), kv_dim = stride(mul(c->n_kv_heads, c->head_dim));
+    size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), angles = mul(c->n_rope_tables, c->rope_dim / 2);
     struct { void *array; size_t rows, columns; } arrays[] = {
         {&r->x, T, dim}, {&r->normed, T, dim}, {&r->branch, T, dim}, {&r->q, T, q_dim}, {&r->attended, T, q_dim},
         {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->gate, T, hidden_dim}, {&r->up, T, hidden_dim},
-        {&r->cosine, T, half}, {&r->sine, T, half}, {&r->scratch, (size_t)omp_get_max_threads(), work},
-        {&r->parts, blocks, r->head_stride}, {&r->part_sums, blocks, sizeof(Softmax) / sizeof(float)},
-        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cached}, {&r->v_cache, 1, cached}};
+        {&r->cosine, T, angles}, {&r->sine, T, angles},
+        {&r->scratch, (size_t)omp_get_max_threads(), mul(r->q_rows, scratch_row(r))},
+        {&r->parts, blocks, mul(c->n_heads, r->head_stride)},
+        {&r->part_sums, blocks, mul(c->n_heads, sizeof(Softmax) / sizeof(float))},
+        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cache_size(r)},
+        {&r->v_cache, 1, cache_size(r)}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (block) memcpy(arrays[i].array, &(char *){block + end}, sizeof(char *));
         end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
@@ -594,41 +666,24 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
     r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
+#ifdef MADV_HUGEPAGE
+    size_t page = round_up((size_t)r->k_cache, HUGE_PAGE), end = (size_t)(r->v_cache + cache_size(r));
+    if (page < end) madvise((void *)page, end - page, MADV_HUGEPAGE);  // advice: it may fail
+#endif
 }
 
-// What one thread needs to attend for a tile of queries that share a key/value head.
-typedef struct { float *q, *scores, *part, *total; Softmax *part_sum, *sum; } Scratch;
-
+// Token t's row of q or attended (T, n_heads * head_dim), or of k or v, from head `head` on.
 static float *head_of(const Run *r, float *heads, size_t t, size_t head) {
     const Config *c = &r->model->config;
-    return heads + t * stride(c->n_heads * c->head_dim) + head * c->head_dim;
-}
-
-// This thread's, with the queries of T tokens from t0 on for key/value head h, each in a row of head_stride.
-static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
-    size_t rows = r->q_rows, n = r->head_stride, head_dim = r->model->config.head_dim;
-    size_t group = r->model->config.n_heads / r->model->config.n_kv_heads;
-    float *at = r->scratch + (size_t)omp_get_thread_num() * rows * scratch_row(r);
-    Scratch s = {at, at + rows * n, at + rows * (n + KV_BLOCK), at + rows * (2 * n + KV_BLOCK),
-                 (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK)), (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK)) + rows};
-    for (size_t q = 0; q < T * group; q++) {
-        memcpy(s.q + q * n, head_of(r, r->q, t0 + q / group, h * group + q % group), head_dim * sizeof(float));
-        memset(s.total + q * n, 0, n * sizeof(float)), s.sum[q] = (Softmax){-INFINITY, 0};
-    }
-    return s;
-}
-
-// The first block of positions of which token t of the chunk sees any.
-static size_t first_block(const Run *r, size_t l, size_t t) {
-    size_t window = window_of(r->model, l), end = r->position + t + 1;
-    return (window && end > window ? end - window : 0) / KV_BLOCK;
+    size_t n = heads == r->k || heads == r->v ? c->n_kv_heads : c->n_heads;
+    return heads + t * stride(n * c->head_dim) + head * c->head_dim;
 }
 
 // Sine and cosine of x >= 0, in double and without libm, so that they are the same everywhere: x = n pi / 2 + r with
 // |r| <= pi / 4, Taylor polynomials of r, and the quadrant n % 4.
 static void sine_cosine(double x, double *sine, double *cosine) {
-    double n = floor(x * 0x1.45f306dc9c883p-1 + 0.5);
-    double r = fma(n, -0x1.1a62633145c07p-54, fma(n, -0x1.921fb54442d18p0, x)), s = 0, c = 0, square = r * r;
+    double n = floor(x * 0x1.45f306dc9c883p-1 + 0.5), s = 0, c = 0;
+    double r = fma(n, -0x1.1a62633145c07p-54, fma(n, -0x1.921fb54442d18p0, x)), square = r * r;
     for (int i = 16; i > 0; i -= 2) c = (1 + c) * -square / (i * (i - 1)), s = (1 + s) * -square / (i * (i + 1));
     s = r + r * s, c = 1 + c;
     int quadrant = (int)fmod(n, 4);
@@ -636,72 +691,85 @@ static void sine_cosine(double x, double *sine, double *cosine) {
     *cosine = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
 }
 
-// Cosine and sine of position * frequency for the token at r->position + t.
+// Cosine and sine of position * frequency for token t of the chunk, by each table.
 static void rope_angles(Run *r, size_t t) {
     const Config *c = &r->model->config;
-    for (size_t i = 0, half = c->rope_dim / 2; i < half; i++) {
-        double sine, cosine;
-        sine_cosine((double)(r->position + t) * (double)((const float *)r->model->rope_freq->data)[i], &sine, &cosine);
-        r->cosine[t * half + i] = (float)(cosine * c->rope_attention_factor);
-        r->sine[t * half + i] = (float)(sine * c->rope_attention_factor);
+    const float *frequency = r->model->rope_freq->data;
+    for (size_t i = 0, half = c->rope_dim / 2, n = c->n_rope_tables * half; i < n; i++) {
+        double factor = i < half ? c->rope_attention_factor : c->rope_attention_factor_local, sine, cosine;
+        sine_cosine((double)(r->position + t) * (double)frequency[i], &sine, &cosine);
+        r->cosine[t * n + i] = (float)(cosine * factor), r->sine[t * n + i] = (float)(sine * factor);
     }
 }
 
-// Rotary position embedding (Su et al. 2021) of token t's heads (n_heads, head_dim): each pair (a, b) of the first
-// rope_dim elements of a head is turned by its angle.
-static void rope(const Run *r, float *heads, size_t t, size_t n_heads) {
+// Rotary position embedding (Su et al. 2021) of token t's heads by a table counted from 1 (0: none): each pair (a, b) of
+// the first rope_dim elements of a head is turned by its angle.
+static void rope(const Run *r, float *heads, size_t t, size_t n_heads, size_t table) {
     const Config *c = &r->model->config;
     size_t half = c->rope_dim / 2, step = c->rope_pairs ? 2 : 1, apart = c->rope_pairs ? 1 : half;
-    const float *cosine = r->cosine + t * half, *sine = r->sine + t * half;
-    for (size_t h = 0; h < n_heads; h++, heads += c->head_dim)
+    const float *cosine = r->cosine + (t * c->n_rope_tables + table - 1) * half, *sine = r->sine + (cosine - r->cosine);
+    for (size_t h = 0; table && h < n_heads; h++, heads += c->head_dim)
         for (size_t i = 0; i < half; i++) {
             float *a = heads + i * step, *b = a + apart, turned = *a * cosine[i] - *b * sine[i];
             *b = *b * cosine[i] + *a * sine[i], *a = turned;
         }
 }
 
-// Copies token t's heads of k or v (n_kv_heads, head_dim) to its slot in layer l's cache.
-static void keep(const Run *r, float *cache, const float *heads, size_t l, size_t t) {
-    const Config *c = &r->model->config;
-    size_t n = slots(r, l), slot = (r->position + t) % n;
-    for (size_t h = 0; h < c->n_kv_heads; h++)
-        memcpy(cache + cache_before(r, l) + (h * n + slot) * r->head_stride, heads + h * c->head_dim,
-               c->head_dim * sizeof(float));
+// The norm of a token's queries or keys: each head, each with a weight of its own, or all heads as one.
+static void norm_heads(const Config *c, float *heads, const Tensor *weight, size_t n_heads) {
+    const float *w = weight ? weight->data : NULL;
+    if (c->qk_norm == 2) norm(c, heads, heads, w, NULL, n_heads * c->head_dim);
+    else for (size_t h = 0; w && h < n_heads; h++, heads += c->head_dim, w += c->qk_norm == 3 ? c->head_dim : 0)
+        norm(c, heads, heads, w, NULL, c->head_dim);
 }
 
-// out[q] = the sum over i in low .. high of p[q][i] * v[i], for Q rows (a constant) of p and 4 vectors of v at a time.
-INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t Q) {
-    for (size_t d = 0, step; d < n; d += step * WIDTH) {
-        Vec sum[6][4];
+// Normalizes and turns token t's queries and keys of layer l, and puts its keys and values into the cache.
+static void place(Run *r, size_t l, size_t t) {
+    const Config *c = &r->model->config;
+    const Layer *w = &r->model->layers[l];
+    float *q = head_of(r, r->q, t, 0), *k = head_of(r, r->k, t, 0), *v = head_of(r, r->v, t, 0);
+    norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
+    rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
+    for (size_t h = 0, i = (r->position + t) % KV_BLOCK; h < c->n_kv_heads; h++, k += c->head_dim, v += c->head_dim) {
+        size_t block = cache_at(r, l, h, r->position + t);
+        memcpy(r->v_cache + block + i * r->head_stride, v, c->head_dim * sizeof *v);
+        for (size_t d = 0; d < c->head_dim; d++) r->k_cache[block + d * KV_BLOCK + i] = k[d];
+    }
+}
+
+// out[q] = the sum over i in low .. high of p[q][i] * v[i], for Q rows (a constant) of p; rows of out and v have n floats.
+INLINE void weigh_tile(float *out, const float *p, size_t p_stride, const float *v, size_t n, size_t low, size_t high,
+                       size_t Q) {
+    for (size_t d = 0, left; d < n; d += 4 * WIDTH) {
+        Vec sum[6][4], vv[4];
         UNROLL for (size_t q = 0; q < Q; q++) UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = (Vec){0};
-        step = min_size(4, (n - d) / WIDTH);
+        left = (n - d) / WIDTH - 1;  // beyond the end the last vector is taken again
         for (size_t i = low; i < high; i++) {
-            Vec vv[4];
-            UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, step - 1) * WIDTH);
-            UNROLL for (size_t q = 0; q < Q; q++) {
-                Vec weight = (Vec){0} + p[q * KV_BLOCK + i];
-                UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = multiply_add(weight, vv[j], sum[q][j]);
-            }
+            UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
+            UNROLL for (size_t q = 0; q < Q; q++)
+                UNROLL for (size_t j = 0; j < 4; j++)
+                    sum[q][j] = multiply_add((Vec){0} + p[q * p_stride + i], vv[j], sum[q][j]);
         }
         UNROLL for (size_t q = 0; q < Q; q++)
-            UNROLL for (size_t j = 0; j < 4; j++) store(out + q * n + d + min_size(j, step - 1) * WIDTH, sum[q][j]);
+            UNROLL for (size_t j = 0; j < 4; j++) store(out + q * n + d + min_size(j, left) * WIDTH, sum[q][j]);
     }
 }
 
 // The same for any number of rows.
-static void weigh(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t rows) {
-    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * KV_BLOCK) {
-        Q = rows - q >= TILE_T ? TILE_T : 1;
-        if (Q == 1) weigh_tile(out, p, v, n, low, high, 1);
-        else weigh_tile(out, p, v, n, low, high, TILE_T);
-    }
+static void weigh(float *out, const float *p, size_t p_stride, const float *v, size_t n, size_t low, size_t high,
+                  size_t rows) {
+#define WEIGH(Q) case Q: weigh_tile(out, p, p_stride, v, n, low, high, Q); break;
+    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * p_stride)
+        switch (Q = min_size(rows - q, TILE_T)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) WEIGH(5) WEIGH(6) }
 }
 
-// The softmax of scores low .. high of a row p (KV_BLOCK), which become weights e^(scale * score - largest), others 0.
-static Softmax softmax(float *p, int low, int high, float scale) {
+// The softmax of scores low .. high of a row p (KV_BLOCK), scale * score or, with a cap, cap * tanh(scale * score / cap).
+// They become weights e^(score - largest), the others 0.
+static Softmax softmax(float *p, int low, int high, float scale, float cap) {
     float largest = -INFINITY, lane[LANES] = {0};
     if (low == high) return (Softmax){largest, 0};
     for (int i = 0; i < KV_BLOCK; i++) p[i] = i >= low && i < high ? p[i] * scale : -INFINITY;
+    for (int i = low; i < high && cap > 0; i++) p[i] = cap * fast_tanh(p[i] / cap);
     for (int i = 0; i < KV_BLOCK; i++) largest = p[i] > largest ? p[i] : largest;
     for (int i = 0; i < KV_BLOCK; i++) p[i] = fast_exp(p[i] - largest);
     for (int i = 0; i < KV_BLOCK; i += LANES)
@@ -711,7 +779,32 @@ static Softmax softmax(float *p, int low, int high, float scale) {
     return (Softmax){largest, (double)lane[0]};
 }
 
-// Adds what a block of positions gave a query, part (n), to the total of the blocks before (online softmax, Milakov and
+// The first position that token t of the chunk sees.
+static size_t oldest(const Run *r, size_t l, size_t t) {
+    size_t window = r->model->layers[l].window, end = r->position + t + 1;
+    return end > window ? end - window : 0;
+}
+
+// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
+//   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their softmax.
+static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t start, size_t t0, size_t T) {
+    const Config *c = &r->model->config;
+    size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, at = cache_at(r, l, h, start), step;
+    weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, 0, c->head_dim, T * group);
+    for (size_t q = 0; q < T * group; q += step) {
+        size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
+        int high = end > start ? (int)min_size(end - start, KV_BLOCK) : 0;
+        int low = old > start ? (int)min_size(old - start, (size_t)high) : 0;
+        bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // all of it, and so do later queries
+        step = whole ? T * group - q : group;
+        for (size_t i = q; i < q + step; i++)
+            s->part_sum[i] = softmax(s->weights + i * KV_BLOCK, low, high, (float)c->attention_scale,
+                                     (float)c->attention_softcap);
+        weigh(s->part + q * n, s->weights + q * KV_BLOCK, KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high, step);
+    }
+}
+
+// Adds what a block of positions gave a query, part (n), to the total of those before (online softmax, Milakov and
 // Gimelshein 2018): both fade to the larger of their largest scores.
 static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t n) {
     float largest = p.largest > s->largest ? p.largest : s->largest;
@@ -721,208 +814,208 @@ static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t
     *s = (Softmax){largest, s->sum * (double)fade + p.sum * (double)gain};
 }
 
-// Which positions of a block from `start` on token t of the chunk sees: low .. high, none if they are equal.
-static void seen(const Run *r, size_t l, size_t t, size_t start, int *low, int *high) {
-    size_t window = window_of(r->model, l), end = r->position + t + 1, first = window && end > window ? end - window : 0;
-    *high = (int)(end > start ? min_size(end - start, KV_BLOCK) : 0);
-    *low = (int)(first > start ? min_size(first - start, (size_t)*high) : 0);
-}
-
-// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
-//   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their softmax.
-static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t block, size_t t0, size_t T) {
-    const Config *c = &r->model->config;
-    size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, start = block * KV_BLOCK;
-    size_t at = cache_before(r, l) + (h * slots(r, l) + start % slots(r, l)) * n;
-    Tensor keys = {.type = F32, .rows = KV_BLOCK, .columns = n, .data = r->k_cache + at};
-    multiply(s->scores, KV_BLOCK, s->q, n, &keys, 0, KV_BLOCK, T * group);
-    for (size_t t = 0, same; t < T; t += same) {  // tokens that see the same of it go together
-        int low, high, next_low, next_high;
-        seen(r, l, t0 + t, start, &low, &high);
-        for (same = 1; t + same < T; same++) {
-            seen(r, l, t0 + t + same, start, &next_low, &next_high);
-            if (low != next_low || high != next_high) break;
-        }
-        for (size_t q = t * group; q < (t + same) * group; q++)
-            s->part_sum[q] = softmax(s->scores + q * KV_BLOCK, low, high, (float)c->attention_scale);
-        weigh(s->part + t * group * n, s->scores + t * group * KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high,
-              same * group);
-    }
-}
-
 // out (head_dim) = total / sum
 static void finish(const Run *r, float *out, const float *total, Softmax s) {
     for (size_t d = 0; d < r->model->config.head_dim; d++) out[d] = (float)((double)total[d] / s.sum);
 }
 
+// This thread's scratch, with the queries of T tokens from t0 on for key/value head h.
+static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
+    const Config *c = &r->model->config;
+    size_t rows = r->q_rows, n = r->head_stride, group = c->n_heads / c->n_kv_heads;
+    float *at = r->scratch + (size_t)omp_get_thread_num() * rows * scratch_row(r);
+    Softmax *sums = (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK));
+    Scratch s = {at, at + rows * n, at + 2 * rows * n, at + 3 * rows * n, sums, sums + rows};
+    for (size_t q = 0; q < T * group; q++) {
+        const float *head = head_of(r, r->q, t0 + q / group, h * group + q % group);
+        memcpy(s.q + q * n, head, c->head_dim * sizeof *head);
+        memset(s.total + q * n, 0, n * sizeof *head), s.sum[q] = (Softmax){-INFINITY, 0};
+    }
+    return s;
+}
+
 // Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
-// Threads share key/value heads and tiles of tokens or, for one token, blocks of positions: their parts are merged in
-// the same order.
+// Threads share key/value heads and tiles of tokens or, for one token, blocks of positions, whose parts are then merged
+// in the same order.
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
-    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), first = first_block(r, l, 0);
-    size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
+    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
+    size_t first = oldest(r, l, 0) / KV_BLOCK, shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
     for (size_t i; next_item(&i, c->n_kv_heads * shares);) {
         size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
-        size_t n_tokens = min_size(tile, T - t0), block = T == 1 ? first + share : first_block(r, l, t0);
+        size_t n_tokens = min_size(tile, T - t0), queries = n_tokens * group;
+        size_t block = T == 1 ? first + share : oldest(r, l, t0) / KV_BLOCK;
         size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
         Scratch s = new_scratch(r, h, t0, n_tokens);
         if (T == 1) s.part = r->parts + i * group * n, s.part_sum = r->part_sums + i * group;
         for (; block <= last; block++) {
-            attend(r, &s, l, h, block, t0, n_tokens);
-            for (size_t q = 0; q < n_tokens * group && T > 1; q++)
+            attend(r, &s, l, h, block * KV_BLOCK, t0, n_tokens);
+            for (size_t q = 0; q < queries && T > 1; q++)
                 merge(s.total + q * n, &s.sum[q], s.part + q * n, s.part_sum[q], n);
         }
-        for (size_t q = 0; q < n_tokens * group && T > 1; q++)
+        for (size_t q = 0; q < queries && T > 1; q++)
             finish(r, head_of(r, r->attended, t0 + q / group, h * group + q % group), s.total + q * n, s.sum[q]);
     }
-    if (T == 1)
-        for (size_t head; next_item(&head, c->n_heads);) {
-            Scratch s = new_scratch(r, 0, 0, 1);
-            for (size_t k = 0, q; k < shares; k++)
-                q = (k * c->n_kv_heads + head / group) * group + head % group,
-                merge(s.total, s.sum, r->parts + q * n, r->part_sums[q], n);
-            finish(r, head_of(r, r->attended, 0, head), s.total, *s.sum);
-        }
+    for (size_t head; T == 1 && next_item(&head, c->n_heads);) {
+        Scratch s = new_scratch(r, 0, 0, 1);
+        for (size_t i = head; i < shares * c->n_heads; i += c->n_heads)
+            merge(s.total, s.sum, r->parts + i * n, r->part_sums[i], n);
+        finish(r, head_of(r, r->attended, 0, head), s.total, *s.sum);
+    }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
+// x (T, dim) = rows `tokens` of the embedding times embedding_scale; and the angles of their positions.
+static void embed(Run *r, const int *tokens, size_t T) {
+    const Model *m = r->model;
+    size_t dim = m->config.dim;
+    float scale = (float)m->config.embedding_scale, *x = r->x;
+    for (size_t t; next_item(&t, T); rope_angles(r, t))
+        for (size_t i = 0; i < dim; i++)
+            x[t * stride(dim) + i] = weight(m->token_embedding, (size_t)tokens[t] * dim + i) * scale;
+}
+
+// The input of a sublayer: x (T, dim) through the norm before it, as it is where there is none.
+static const float *norm_before(Run *r, const Tensor *weight, const Tensor *bias, size_t T) {
+    const Config *c = &r->model->config;
+    for (size_t t, n = stride(c->dim); weight && next_item(&t, T);)
+        norm(c, r->normed + t * n, r->x + t * n, weight->data, bias ? bias->data : NULL, c->dim);
+    return weight ? r->normed : r->x;
+}
+
+// x (T, dim) += residual_scale * branch, through the norm after the sublayer where there is one.
+static void add_branch(Run *r, const Tensor *weight, const Tensor *bias, size_t T) {
+    const Config *c = &r->model->config;
+    for (size_t t; next_item(&t, T);) {
+        float *x = r->x + t * stride(c->dim), *b = r->branch + t * stride(c->dim), scale = (float)c->residual_scale;
+        if (weight) norm(c, b, b, weight->data, bias ? bias->data : NULL, c->dim);
+        for (size_t i = 0; i < c->dim; i++) x[i] = __builtin_fmaf(b[i], scale, x[i]);
+    }
+}
+
 // Keeps T rows of x as hidden state `index` (of n_layers + 1), where hidden states are asked for.
 static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
     size_t dim = r->model->config.dim;
     for (size_t t; r->hidden && next_item(&t, T);)
-        memcpy(r->hidden + (index * r->context + r->position + t) * dim, x + t * stride(dim), dim * sizeof(float));
-}
-
-// x (T, dim) += branch if not NULL, then normed = its norm.
-static void add_and_norm(Run *r, const float *branch, const Tensor *weight, size_t T) {
-    size_t dim = r->model->config.dim;
-    for (size_t t; next_item(&t, T);) {
-        float *x = r->x + t * stride(dim);
-        for (size_t i = 0; i < dim && branch; i++) x[i] += branch[t * stride(dim) + i];
-        rmsnorm(r->normed + t * stride(dim), x, weight->data, r->model->config.rms_norm_eps, dim);
-    }
-}
-
-// Copies row `row` of the token embedding, widened, to out (dim).
-static void embed(const Model *m, float *out, size_t row) {
-    for (size_t i = 0, dim = m->config.dim; i < dim; i++) out[i] = weight(m->token_embedding, row * dim + i);
+        memcpy(r->hidden + (index * r->context + r->position + t) * dim, x + t * stride(dim), dim * sizeof *x);
 }
 
 // Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
-// comes out, before the final norm, stays in r->x (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer:
-//   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (silu(W1 n) * (W3 n)), n = norm(x).
+// comes out, after the final norm, stays in r->normed (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer:
+//   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (act(W1 n) * (W3 n)), n = norm(x).
+// The header says where norms stand, what each layer's attention sees and rotates, and by what numbers things scale.
 static void forward(Run *r, const int *tokens, size_t T) {
     const Model *m = r->model;
     const Config *c = &m->config;
+    atomic_store(&drawn, 0);
     #pragma omp parallel
     {
-        for (size_t t; next_item(&t, T);) embed(m, r->x + t * stride(c->dim), (size_t)tokens[t]), rope_angles(r, t);
+        past = 0, embed(r, tokens, T);
         for (size_t l = 0; l < c->n_layers; l++) {
             const Layer *w = &m->layers[l];
-            add_and_norm(r, l ? r->branch : NULL, w->attention_norm, T);
             keep_hidden(r, l, r->x, T);
-            matmul(r->q, r->normed, w->wq, w->bq, T);
-            matmul(r->k, r->normed, w->wk, w->bk, T), matmul(r->v, r->normed, w->wv, w->bv, T);
-            for (size_t t; next_item(&t, T);) {
-                rope(r, head_of(r, r->q, t, 0), t, c->n_heads), rope(r, r->k + t * stride(w->wk->rows), t, c->n_kv_heads);
-                keep(r, r->k_cache, r->k + t * stride(w->wk->rows), l, t), keep(r, r->v_cache, r->v + t * stride(w->wv->rows), l, t);
-            }
+
+            const float *n = norm_before(r, w->attention_norm, w->attention_norm_bias, T);
+            matmul(r->q, n, w->wq, w->bq, T), matmul(r->k, n, w->wk, w->bk, T), matmul(r->v, n, w->wv, w->bv, T);
+            for (size_t t; next_item(&t, T);) place(r, l, t);
             attention(r, l, T);
             matmul(r->branch, r->attended, w->wo, w->bo, T);
+            add_branch(r, w->attention_post_norm, w->attention_post_norm_bias, T);
 
-            add_and_norm(r, r->branch, w->ffn_norm, T);
-            matmul(r->gate, r->normed, w->w1, w->b1, T), matmul(r->up, r->normed, w->w3, w->b3, T);
-            for (size_t t; next_item(&t, T);)
-                swiglu(r->gate + t * stride(c->hidden_dim), r->up + t * stride(c->hidden_dim), c->hidden_dim);
+            if (!(c->norm_place & PARALLEL)) n = norm_before(r, w->ffn_norm, w->ffn_norm_bias, T);
+            matmul(r->gate, n, w->w1, w->b1, T), matmul(r->up, n, w->w3, w->b3, T);
+            for (size_t t, row = stride(c->hidden_dim); next_item(&t, T);)
+                gated(c->activation, r->gate + t * row, r->up + t * row, c->hidden_dim);
             matmul(r->branch, r->gate, w->w2, w->b2, T);
+            add_branch(r, w->ffn_post_norm, w->ffn_post_norm_bias, T);
         }
-        add_and_norm(r, r->branch, m->final_norm, T);
-        keep_hidden(r, c->n_layers, r->normed, T);
+        keep_hidden(r, c->n_layers, norm_before(r, m->final_norm, m->final_norm_bias, T), T);
     }
     r->position += T;
 }
 
 // Logits (n, vocab_size) of rows first .. first + n of the chunk that forward() has just taken.
 static const float *logits_of(Run *r, size_t first, size_t n) {
+    const Config *c = &r->model->config;
+    float cap = (float)c->logit_softcap;
+    atomic_store(&drawn, 0);
     #pragma omp parallel
-    matmul(r->logits, r->normed + first * stride(r->model->config.dim), r->model->classifier, NULL, n);
+    past = 0, matmul(r->logits, r->normed + first * stride(c->dim), r->model->classifier, r->model->classifier_bias, n);
+    for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || cap > 0); i++) {
+        float logit = (float)((double)r->logits[i] * c->logit_scale);
+        r->logits[i] = cap > 0 ? cap * fast_tanh(logit / cap) : logit;
+    }
     return r->logits;
 }
 
 // ---- the tokenizer --------------------------------------------------------------------------------------------------
 // Bytes to ids and back. Nothing here knows Unicode or a model: tokenizer.bin holds tables and small programs that
-// export.py makes from the model's tokenizer.json. The file, version 1: the first fields of Tokenizer, its sections.
+// export.py makes from the model's tokenizer.json. The file, version 2: the first fields of Tokenizer, its sections.
 
 #define NONE UINT32_MAX  // in place of an id
 #define AS(type, buffer) ((type *)(void *)(buffer).data)
-enum { IDS, DATA, CHARS, PAIRS, BYTES, WORDS, MASKS, RANGES, CODE, STEPS, RAW, ADDED, POST, MAP, MAPPED, MARKS, COMPOSE,
-       TURNS, ENDS, N_SECTIONS };
-enum { OP_REPEAT, OP_SPLIT, OP_JUMP, OP_SUB, OP_BEHIND, OP_MATCH, N_OPS };
-enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, N_STEPS };
-enum { BYTE_UNITS = 1, FUSE_UNK = 2, WHOLE_WORDS = 4, STRIP_AFTER_BOS = 8 };    // bits of a model
-enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };    // of an id (hidden), of an added token
+enum { IDS, EDGES, MAP, RANGES, CODE, STEPS, POST, TURNS, ENDS, DATA, N_SECTIONS };
+enum { ID = 5, EDGE = 4, RANGE = 4, OP = 5, STEP = 8, PART = 6 };  // columns of IDS; of EDGES and MAP; ...
+enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
+enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
+enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };  // of an id (hidden), of an added token
 
-// Columns of uint32, for the loader's checks: d offset in DATA and, next, length (m: in MAPPED, M: in MAP), i id, n id
-// or NONE, u code point, r row of MASKS, k class, p row of CODE, a RAW or ADDED, . any. Rows ascend by `keys` columns.
-static const struct { const char *columns; uint32_t width, keys; } sections[N_SECTIONS] = {
-    [IDS] = {"d-.", 3, 0},         // what each id decodes to; flags
-    [DATA] = {"", 0, 0},           // bytes
-    [CHARS] = {"ui", 2, 1},        // code point (BYTE_UNITS: byte), id: the symbols that merging begins with
-    [PAIRS] = {"ii.i", 4, 2},      // left id, right id, rank, merged id: the lowest rank merges first
-    [BYTES] = {"n", 1, 0},         // none or 256 ids: what a character without a symbol becomes, byte by byte
-    [WORDS] = {"..d-i", 5, 2},     // FNV-1a of the bytes (high, low), bytes, id: pieces that are one without merging
-    [MASKS] = {"..", 2, 0},        // sets of character classes: bits 0-31, 32-63
-    [RANGES] = {"ur", 2, 1},       // the set of every code point from this one, first 0, to the next row's
-    [CODE] = {"....", 4, 0},       // op, a, b, c: the programs of patterns, see match()
-    [STEPS] = {".....", 5, 0},     // kind, a, b, c, d: what is done to every text, in this order
-    [RAW] = {"..d-i.", 6, 2},      // as WORDS; flags: added tokens, found in the text as it comes
-    [ADDED] = {"..d-i.", 6, 2},    // the same, found in the normalized text
-    [POST] = {"i", 1, 0},          // ids around every text: n_before in front, the others at the end
-    [MAP] = {"um-", 3, 0},         // what a code point becomes; ascending in each step's part
-    [MAPPED] = {"u", 1, 0},        // code points
-    [MARKS] = {"u.", 2, 1},        // code point, canonical combining class
-    [COMPOSE] = {"uu.u", 4, 2},    // two code points, 0, the one they compose to
-    [TURNS] = {"d-d-d-d-d-d-d-kkkkkkkk..", 24, 0},  // the chat format, see render()
-    [ENDS] = {"i", 1, 0},          // ids that end a reply
+// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
+// those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
+static const char *const columns[N_SECTIONS] = {
+    [IDS] = ".d..e",       // the bytes that an id decodes to; flags; range of pairs that it is the left one of
+    [EDGES] = ".n.e",      // key, id, range of edges that go on from here: tries over code points (or bytes). Ranges
+                           // ascend by their keys. A pair's: right id, merged id, rank (the lowest merges first), 0
+    [MAP] = ".u.m",        // key, code point, range of MAP: texts; texts that keys become; what two keys compose to
+    [RANGES] = "u...",     // of code points from this one, first 0, to the next row's: the set of their classes, bits
+                           // 0-31 and 32-63, and their canonical combining class
+    [CODE] = "opk..",      // op, row to go to, class, two numbers: the programs of patterns, see match()
+    [STEPS] = "spk..m.e",  // kind, program, class, bits, ranges of MAP and EDGES: what is done to every text, in turn
+    [POST] = "i",          // ids around every text: n_before in front, the others at the end
+    [TURNS] = ".mmkk.",    // the chat format, see render()
+    [ENDS] = "i",          // ids that end a reply
+    [DATA] = "",           // bytes
 };
 
-typedef struct { const uint32_t *at; size_t n; } Table;  // (n, width)
-
 typedef struct {
-    unsigned char magic[8];      // "run.t\r\n\x1a"
-    size_t version, file_size, n_ids;
-    uint64_t hash;               // fingerprint of the vocabulary, 0: unknown
-    uint32_t bos, unk;           // BOS is in front of every text; NONE: there is none
-    uint32_t model, n_before, word_class, space_class;           // \w and \s of added tokens
-    uint32_t strip, zero;        // how many spaces decoding drops in front; NONE: all of the first token's
-    struct { uint32_t offset, n; } section[32];                  // from the file's start; rows
-    const char *path;            // from here on not in the file
-    Table table[N_SECTIONS];
-    const unsigned char *data;   // DATA
-    uint32_t *first_pair;        // (n_ids + 1) row of PAIRS where each left id's begin
-    uint16_t *mask;              // (0x110100) row of MASKS of each code point
+    unsigned char magic[8];                  // "run.t\r\n\x1a"
+    uint64_t hash;                           // fingerprint of the vocabulary, 0: unknown
+    uint32_t version, n_before, strip, unk;  // strip: how many spaces decoding drops in front; NONE: the first token's
+    uint32_t word_class, space_class;        // \w and \s of added tokens
+    uint32_t compose[2];                     // range of MAP: first code points of pairs, each with its second ones
+    uint32_t bytes[256];                     // ids or NONE: what a character without a symbol becomes, byte by byte
+    uint32_t n[N_SECTIONS];                  // rows
+    const char *path;                        // from here on not in the file
+    const uint32_t *at[N_SECTIONS];          // (n, width)
+    const unsigned char *data;               // DATA
+    size_t n_ids;
+    uint16_t *range;                         // (0x110100) row of RANGES of each code point
+    bool strip_after_bos;                    // as llama2.c does
 } Tokenizer;
 
-typedef struct { uint32_t c, class; bool content; } Mark;      // code point, canonical combining class
-typedef struct { uint32_t pc; size_t least, i; } Choice;       // on at pc from byte i, then each before it to least
+// A code point, or 0x110000 + a byte that begins no character; its combining class, set while normalizing; whether it
+// is of a chat's content, where CONTROL tokens are plain text.
+typedef struct { uint32_t c; uint16_t class; bool content; } Char;
+typedef struct { const Char *s; size_t size; bool leads; } Stretch;  // of a text; leads: starts where the text does
+typedef struct { uint32_t pc; size_t least, i; } Choice;  // on at pc from character i, then each before to least
 typedef struct { uint32_t id, before, next, merged; } Symbol;  // neighbours, and what it makes with the next; or NONE
-typedef struct { uint64_t order; uint32_t merged; } Merge;     // rank, position
-// A part of the text. leads: starts where the whole text does; content (size): 1 where CONTROL tokens are plain text
-typedef struct { const unsigned char *s; size_t size; bool leads; const unsigned char *content; } Stretch;
-
-typedef struct {  // what encoding one text needs
+typedef struct {
     const Tokenizer *t;
-    uint64_t budget;  // steps of patterns and bytes that may still be spent
+    uint64_t budget;  // steps of patterns and characters that may still be spent on the text
     int depth;
-    Buffer choices, symbols, merges, ids;
+    Buffer choices, units, symbols, ranks, ids;
 } Encoder;
 
-// The first code point of s[0, n) and its length. A byte that begins no character is one of its own, 0x110000 + byte.
+// How many bytes a character has that begins with this one; 0: none does.
+static size_t utf8_length(unsigned char c) {
+    return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
+}
+
+// The first code point of s[0, n), or 0x110000 + s[0], and its length.
 static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    size_t length = s[0] < 0x80 ? 1 : s[0] < 0xC0 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : s[0] < 0xF8 ? 4 : 0;
+    size_t length = utf8_length(s[0]);
     uint32_t value = length > 1 ? s[0] & (0x7Fu >> length) : s[0];
     bool valid = length && length <= n;
     for (size_t k = 1; valid && k < length; k++) valid = (s[k] & 0xC0) == 0x80, value = value << 6 | (s[k] & 0x3F);
@@ -931,54 +1024,42 @@ static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
     return valid ? length : 1;
 }
 
-static void utf8_append(Buffer *b, uint32_t c) {
+static size_t utf8_encode(uint32_t c, unsigned char *s) {
     size_t n = c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    unsigned char s[4] = {(unsigned char)c};
+    s[0] = (unsigned char)c;
     for (size_t k = n; n > 1 && k--; c >>= 6) s[k] = (unsigned char)(k ? 0x80 | (c & 0x3F) : (0xF0u << (4 - n)) | c);
-    append(b, s, n);
+    return n;
 }
 
-// Of rows [from, to) of a section the one whose keys are a (and b), or NULL.
-static const uint32_t *find_row(const Tokenizer *t, int section, size_t from, size_t to, uint32_t a, uint32_t b) {
-    for (size_t width = sections[section].width, keys = sections[section].keys; from < to;) {
-        size_t middle = from + (to - from) / 2;
-        const uint32_t *row = t->table[section].at + middle * width, second = keys < 2 ? b : row[1];
-        if (row[0] == a && second == b) return row;
-        if (row[0] < a || (row[0] == a && second < b)) from = middle + 1;
+static void append_utf8(Buffer *b, const unsigned char *s, size_t n, bool content) {
+    Char new = {.content = content};
+    for (size_t i = 0; i < n; append(b, &new, sizeof new)) i += utf8_decode(s + i, n - i, &new.c);
+}
+
+// Appends the code points of rows [from, to) of MAP.
+static void append_mapped(const Tokenizer *t, Buffer *b, size_t from, size_t to, bool content) {
+    for (; from < to; from++) append(b, &(Char){t->at[MAP][EDGE * from + 1], 0, content}, sizeof(Char));
+}
+
+static Stretch all_of(Buffer b, bool leads) { return (Stretch){AS(Char, b), b.size / sizeof(Char), leads}; }
+
+// The row with this key in a range of EDGES or MAP, or NULL.
+static const uint32_t *find(const Tokenizer *t, int section, const uint32_t *range, uint32_t key) {
+    for (size_t from = range[0], to = range[1]; from < to;) {
+        size_t middle = (from + to) / 2;
+        const uint32_t *row = t->at[section] + EDGE * middle;
+        if (row[0] == key) return row;
+        if (row[0] < key) from = middle + 1;
         else to = middle;
     }
     return NULL;
 }
 
-static const uint32_t *find(const Tokenizer *t, int section, uint32_t a, uint32_t b) {
-    return find_row(t, section, 0, t->table[section].n, a, b);
-}
+static uint32_t flags_of(const Tokenizer *t, uint32_t id) { return t->at[IDS][ID * (size_t)id + 2]; }
 
-static uint64_t hash_bytes(const unsigned char *s, size_t n) {
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < n; i++) hash = (hash ^ s[i]) * 1099511628211u;
-    return hash;
-}
-
-// The row of WORDS, RAW or ADDED with these bytes, or NULL.
-static const uint32_t *find_bytes(const Tokenizer *t, int section, const unsigned char *s, size_t n) {
-    uint64_t hash = hash_bytes(s, n);
-    const uint32_t *row = find(t, section, (uint32_t)(hash >> 32), (uint32_t)hash);
-    return row && row[3] == n && !memcmp(t->data + row[2], s, n) ? row : NULL;
-}
-
-// The length of the code point at (before) byte i if it is of class k, else 0.
-static size_t class_at(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
-    uint32_t c;
-    size_t n = i < x->size ? utf8_decode(x->s + i, x->size - i, &c) : 0;
-    return n && t->table[MASKS].at[2 * t->mask[c] + k / 32] >> k % 32 & 1 ? n : 0;
-}
-
-static size_t class_before(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
-    uint32_t c;
-    size_t n = min_size(i, 4);  // the character of n bytes that ends at i, else a byte that is none
-    while (n > 1 && (utf8_decode(x->s + i - n, n, &c) < n)) n--;
-    return n ? class_at(t, &(Stretch){.s = x->s, .size = i}, i - n, k) : 0;
+// Whether the stretch has an i-th character (none is before the first), and it is of class k.
+static bool of_class(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
+    return i < x->size && t->at[RANGES][RANGE * (size_t)t->range[x->s[i].c] + 1 + k / 32] >> k % 32 & 1;
 }
 
 static void spend(Encoder *e, size_t n) {
@@ -986,273 +1067,211 @@ static void spend(Encoder *e, size_t n) {
     e->budget -= n;
 }
 
-// Patterns: runs the program at pc from byte i on, backtracking. Where the match ends, or SIZE_MAX.
+// Patterns: runs the program at pc from character i on, backtracking. Where the match ends, or SIZE_MAX.
 static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
-    const uint32_t *code = e->t->table[CODE].at;
-    size_t base = e->choices.size, k, n, least;
+    size_t base = e->choices.size;
     if (e->depth++ == 32) die("tokenizer %s has a pattern nested too deeply (export it again)", e->t->path);
     for (bool good = true;; good = true) {
-        const uint32_t *op = code + 4 * pc++, a = op[1], b = op[2], c = op[3];
-        uint32_t count = 0;
+        const uint32_t *op = e->t->at[CODE] + OP * (size_t)pc++, a = op[3], b = op[4];
+        size_t count = 0;
         if (op[0] == OP_MATCH) break;
-        if (op[0] == OP_REPEAT) {  // b to c code points of class a: as many as there are, then fewer
-            for (k = least = i; count < c && (n = class_at(e->t, x, k, a)); least = ++count <= b ? k : least) k += n;
-            good = count >= b;
-            Choice fewer = {pc, least, k - class_before(e->t, x, k, a)};
-            if (good && k > least) append(&e->choices, &fewer, sizeof fewer);
-            i = k;
-        } else if (op[0] == OP_SPLIT) {  // on at a, then at b
-            append(&e->choices, &(Choice){b, i, i}, sizeof(Choice));
-            pc = a;
-        } else if (op[0] == OP_JUMP) pc = a;
-        else if (op[0] == OP_SUB) {  // what follows, by itself, then on at a; b: 0 look-ahead, 1 negative, 2 atomic
-            k = match(e, x, pc, i), pc = a;
-            good = (k == SIZE_MAX) == (b == 1);
-            if (b == 2) i = k;
-        } else good = (class_before(e->t, x, i, a) > 0) != (b == 1) && (!c || x->leads);  // behind a, b: not; c: leads
+        if (op[0] == OP_REPEAT) {  // a to b characters of the class: as many as there are, then fewer
+            while (count < b && of_class(e->t, x, i + count, op[2])) count++;
+            if (count > a) append(&e->choices, &(Choice){pc, i + a, i + count - 1}, sizeof(Choice));
+            i += count, good = count >= a;
+        } else if (op[0] == OP_GO) {  // on with the next row, then there; a: the other way round, b: there only
+            if (!b) append(&e->choices, &(Choice){a ? pc : op[1], i, i}, sizeof(Choice));
+            if (a) pc = op[1];
+        } else {  // OP_SUB: what follows, by itself, then on there; a: not; b: 0 look-ahead, 1 look-behind, 2 atomic
+            size_t stop = match(e, x, pc, i - (b == 1));
+            pc = op[1], good = (stop == SIZE_MAX) == a;
+            if (b == 2) i = stop;
+        }
         spend(e, e->choices.size - base > 4 * sizeof(Choice) * (x->size + 64) ? SIZE_MAX : count + 1);
         if (good) continue;
         i = SIZE_MAX;
         if (e->choices.size == base) break;
         Choice *next = AS(Choice, e->choices) + e->choices.size / sizeof *next - 1;
         pc = next->pc, i = next->i;
-        if (i == next->least) e->choices.size -= sizeof *next;
-        else next->i -= class_before(e->t, x, i, code[4 * (pc - 1) + 1]);  // of the OP_REPEAT
+        if (next->i-- == next->least) e->choices.size -= sizeof *next;
     }
     e->choices.size = base, e->depth--;
     return i;
 }
 
-// The next match, leftmost; an empty one does not touch the one before. *start is SIZE_MAX before the first.
-static bool next_match(Encoder *e, const Stretch *x, uint32_t pc, size_t *start, size_t *end) {
-    uint32_t c;
-    for (size_t i = *end; i <= x->size; i += i < x->size ? utf8_decode(x->s + i, x->size - i, &c) : 1) {
-        size_t stop = match(e, x, pc, i);
-        if (stop == SIZE_MAX || (stop == i && i == *end && *start != SIZE_MAX)) continue;
-        *start = i, *end = stop;
-        return true;
-    }
-    return false;
-}
+static void run_step(Encoder *e, const uint32_t *step, Stretch x);
 
-static void run_steps(Encoder *e, size_t step, Stretch x);
-
-static Stretch part_of(const Stretch *x, size_t from, size_t to) {
-    return (Stretch){x->s + from, to - from, x->leads && !from, x->content + from};
-}
-
-// STEP_ADDED: tokens of section a become ids, leftmost-longest. They begin with a code point of class b, go on with one
-// of class c and have at most d bytes.
-static void split_added(Encoder *e, size_t k, const Stretch *x) {
+// STEP_ADDED: tokens of the trie in EDGES become ids, leftmost-longest.
+static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
-    const uint32_t *step = t->table[STEPS].at + 5 * k;
-    size_t done = 0, end;
-    for (size_t i = 0, n; i <= x->size; i = end) {
-        const uint32_t *a = NULL;
-        size_t start = i, first = class_at(t, x, i, step[2]), length = min_size(step[4], x->size - i);
-        bool here = first && (i + first == x->size || class_at(t, x, i + first, step[3]));
-        for (; here && length && !a; spend(e, length--)) {
-            a = find_bytes(t, (int)step[1], x->s + i, length);
-            if (a && a[5] & CONTROL && memchr(x->content + i, 1, length)) a = NULL;
+    for (size_t i = 0, end, done = 0; i <= x->size; i = end) {
+        const uint32_t *range = step + 6, *edge, *token = NULL;
+        bool content = false;
+        end = i + 1;
+        for (size_t j = i; j < x->size && (edge = find(t, EDGES, range, x->s[j].c)); range = edge + 2) {
+            content |= x->s[j++].content, spend(e, 1);
+            if (edge[1] != NONE && !(content && flags_of(t, edge[1]) & CONTROL)) token = edge + 1, end = j;
         }
-        size_t stop = end = i + (a ? a[3] : 1);
-        uint32_t flags = a ? a[5] : 0;
-        if (flags & SINGLE_WORD &&
-            (class_before(t, x, i, t->word_class) || class_at(t, x, end, t->word_class))) continue;
-        if (flags & LSTRIP && start < done) start = done;
-        while (flags & LSTRIP && start > done && (n = class_before(t, x, start, t->space_class))) start -= n;
-        while (flags & RSTRIP && (n = class_at(t, x, stop, t->space_class))) stop += n;
-        if ((a || i == x->size) && done < start) run_steps(e, k + 1, part_of(x, done, start));
-        if (a && start < stop) append(&e->ids, &a[4], sizeof a[4]);  // not in spaces that the last one took
-        if (a) done = stop;
+        uint32_t flags = token ? flags_of(t, *token) : 0, word = t->word_class, space = t->space_class;
+        if (flags & SINGLE_WORD && (of_class(t, x, i - 1, word) || of_class(t, x, end, word))) continue;
+        size_t start = flags & LSTRIP && i < done ? done : i, stop = end;
+        while (flags & LSTRIP && start > done && of_class(t, x, start - 1, space)) start--;
+        while (flags & RSTRIP && of_class(t, x, stop, space)) stop++;
+        Stretch before = {x->s + done, start - done, x->leads && !done};
+        if ((token || i == x->size) && done < start) run_step(e, step + STEP, before);
+        if (token && start < stop) append(&e->ids, token, sizeof *token);  // not in spaces that the one before took
+        if (token) done = stop;
     }
 }
 
-// STEP_SPLIT: matches of program a (kind 1) and what lies between them (kind 0). A new piece begins where bit 2 x (kind
-// before) + kind of b is set; a kind whose bit 4 + kind of b is set becomes the d bytes at c.
-static void split_pattern(Encoder *e, size_t k, const Stretch *x) {
-    const uint32_t *step = e->t->table[STEPS].at + 5 * k, bits = step[2];
-    Buffer piece = {0}, content = {0};
+// STEP_SPLIT: matches of the program (kind 1; an empty one does not touch the one before) and what lies between (kind
+// 0). A new piece begins where bit 2 x (kind before) + kind is set; a kind with bit 4 + kind becomes the text in MAP.
+// Bit 6: a match can only be at the start, bit 7: of the whole text.
+static void split_pattern(Encoder *e, const uint32_t *step, const Stretch *x) {
+    Buffer piece = {0};
     bool leads = x->leads, more = true;
-    size_t start = SIZE_MAX, end = 0;
-    for (uint32_t kind, last = 2; more;) {
-        size_t part[3] = {end, x->size, x->size};
-        if ((more = next_match(e, x, step[1], &start, &end))) part[1] = start, part[2] = end;
+    size_t tries = !(step[3] & 0xC0) ? x->size + 1 : leads || !(step[3] & 0x80);
+    for (size_t end = 0, kind, last = 2; more;) {
+        size_t stop = SIZE_MAX, i = end;
+        while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == end && last < 2))) i++;
+        more = i < tries;
+        const size_t part[] = {end, more ? i : x->size, more ? stop : x->size};
         for (kind = part[0] == part[1]; kind < 1u + more; last = kind++) {
-            if (last < 2 && bits >> (2 * last + kind) & 1) {
-                run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads, content.data});
-                piece.size = content.size = 0, leads = false;
-            }
-            bool replaced = bits >> (4 + kind) & 1;
-            Stretch p = part_of(x, part[kind], part[kind + 1]);
-            unsigned char typed = p.size && memchr(p.content, 1, p.size);
-            spend(e, replaced ? step[4] : 0);
-            append(&piece, replaced ? e->t->data + step[3] : p.s, replaced ? step[4] : p.size);
-            if (!replaced) append(&content, p.content, p.size);
-            while (content.size < piece.size) append(&content, &typed, 1);
+            bool content = false;
+            if (last < 2 && step[3] >> (2 * last + kind) & 1)
+                run_step(e, step + STEP, all_of(piece, leads)), piece.size = 0, leads = false;
+            for (i = part[kind]; i < part[kind + 1]; i++) content |= x->s[i].content;
+            bool replaced = step[3] >> (4 + kind) & 1;
+            spend(e, replaced ? step[5] - step[4] : 0);
+            if (replaced) append_mapped(e->t, &piece, step[4], step[5], content);
+            else append(&piece, x->s + part[kind], (part[kind + 1] - part[kind]) * sizeof *x->s);
         }
+        end = part[2];
     }
-    run_steps(e, k + 1, (Stretch){piece.data, piece.size, leads, content.data});
-    free(piece.data), free(content.data);
+    run_step(e, step + STEP, all_of(piece, leads)), free(piece.data);
 }
 
-// Appends c behind those of its combining class: canonical ordering.
-static void push_mark(Encoder *e, Buffer *marks, uint32_t c, bool ordered, bool content) {
-    const uint32_t *row = ordered ? find(e->t, MARKS, c, 0) : NULL;
-    Mark new = {c, row ? row[1] : 0, content}, *m;
-    append(marks, &new, sizeof new);
-    m = AS(Mark, *marks) + marks->size / sizeof new - 1;
-    for (; new.class && m > AS(Mark, *marks) && m[-1].class > new.class; m--) *m = m[-1], spend(e, 1);
-    *m = new;
-}
-
-// Canonical composition: each mark joins the last starter unless one of its class or above stands between. The new n.
-static size_t compose(const Tokenizer *t, Mark *m, size_t n) {
-    size_t out = 0, starter = SIZE_MAX;
-    for (size_t i = 0; i < n; i++) {
-        bool open = starter < out && (starter == out - 1 || m[out - 1].class < m[i].class);
-        const uint32_t *pair = open ? find(t, COMPOSE, m[starter].c, m[i].c) : NULL;
-        if (pair) m[starter].c = pair[3], m[starter].content |= m[i].content;
-        else starter = m[i].class ? starter : out, m[out++] = m[i];
-    }
-    return out;
-}
-
-// STEP_NORMALIZE: code points become what the d rows of MAP from c on say; a & 1: canonical ordering, a & 2:
-// composition; nothing if none is of class b.
-static void normalize(Encoder *e, size_t k, const Stretch *x) {
+// STEP_NORMALIZE: keys in MAP become their texts; bit 0: then marks are ordered by their classes; bit 1: and each joins
+// the last starter unless one of its class or above stands between. Nothing, without a character of the class.
+static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
-    const uint32_t *step = t->table[STEPS].at + 5 * k, *mapped = t->table[MAPPED].at;
-    Buffer marks = {0}, out = {0}, content = {0};
-    bool as_is = true;
-    for (size_t i = 0; i < x->size; i++) as_is = as_is && !class_at(t, x, i, step[2]);
-    for (size_t i = 0, length; i < x->size && !as_is; i += length) {
-        uint32_t c;
-        length = utf8_decode(x->s + i, x->size - i, &c);
-        const uint32_t *row = find_row(t, MAP, step[3], step[3] + step[4], c, 0), *to = row ? mapped + row[1] : &c;
-        spend(e, row ? row[2] : 1);
-        for (size_t j = 0; j < (row ? row[2] : 1); j++) push_mark(e, &marks, to[j], step[1] & 1, x->content[i]);
+    const uint32_t *row;
+    Buffer out = {0};
+    Char new;
+    size_t i = 0, n = 0, k, starter = SIZE_MAX;
+    while (i < x->size && !of_class(t, x, i, step[2])) i++;
+    bool as_is = i == x->size;
+    for (i = as_is ? i : 0; i < x->size; i++)
+        if ((row = find(t, MAP, step + 4, x->s[i].c))) append_mapped(t, &out, row[2], row[3], x->s[i].content);
+        else append(&out, x->s + i, sizeof *x->s);
+    Char *m = AS(Char, out);
+    for (i = 0; i < out.size / sizeof *m && step[3] & 1; m[k] = new, i++, spend(e, 1)) {
+        new = m[k = i], new.class = (uint16_t)t->at[RANGES][RANGE * (size_t)t->range[new.c] + 3];
+        for (; new.class && k && m[k - 1].class > new.class; k--, spend(e, 1)) m[k] = m[k - 1];
     }
-    Mark *m = AS(Mark, marks);
-    size_t n = marks.size / sizeof *m;
-    if (step[1] & 2) n = compose(t, m, n);
-    for (size_t i = 0; i < n; i++)
-        for (utf8_append(&out, m[i].c); content.size < out.size;) append(&content, &(unsigned char){m[i].content}, 1);
-    run_steps(e, k + 1, as_is ? *x : (Stretch){out.data, out.size, x->leads, content.data});
-    free(marks.data), free(out.data), free(content.data);
+    for (i = 0; i < out.size / sizeof *m && step[3] & 2; i++) {
+        bool open = starter < n && (starter == n - 1 || m[n - 1].class < m[i].class);
+        row = open ? find(t, MAP, t->compose, m[starter].c) : NULL;
+        if (row) row = find(t, MAP, row + 2, m[i].c);
+        if (row) m[starter].c = row[1], m[starter].content |= m[i].content;
+        else starter = m[i].class ? starter : n, m[n++] = m[i];
+    }
+    if (step[3] & 2) out.size = n * sizeof *m;
+    run_step(e, step + STEP, as_is ? *x : all_of(out, x->leads)), free(out.data);
 }
 
 static void push_symbol(Encoder *e, uint32_t id) {
     uint32_t i = (uint32_t)(e->symbols.size / sizeof(Symbol));
-    append(&e->symbols, &(Symbol){id, i - 1, i + 1, NONE}, sizeof(Symbol));
+    append(&e->symbols, &(Symbol){id, i - 1, NONE, NONE}, sizeof(Symbol));
+    append(&e->ranks, (uint64_t[]){UINT64_MAX, UINT64_MAX}, 2 * sizeof(uint64_t));
+    if (i) AS(Symbol, e->symbols)[i - 1].next = i;
 }
 
-// Byte-pair encoding begins with these. A character without a symbol becomes its byte tokens, else unk, else nothing.
-static void push_symbols(Encoder *e, const unsigned char *s, size_t size) {
-    const Tokenizer *t = e->t;
-    const uint32_t *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL;
+// Merging begins with these. A character without a symbol becomes its byte tokens, else unk, else nothing.
+static void push_symbols(Encoder *e, const uint32_t *step, Stretch x) {
+    const uint32_t *bytes = e->t->bytes, unk = e->t->unk;
     bool due = false;  // an unk; byte tokens overtake it, as in `tokenizers`
-    for (size_t i = 0, n; i < size; i += n) {
-        uint32_t c = s[i];
-        n = t->model & BYTE_UNITS ? 1 : utf8_decode(s + i, size - i, &c);
-        const uint32_t *row = find(t, CHARS, c, 0);
-        bool as_bytes = !row && bytes;
-        for (size_t k = 0; k < n; k++) as_bytes = as_bytes && bytes[s[i + k]] != NONE;
-        for (size_t k = 0; k < n && as_bytes; k++) push_symbol(e, bytes[s[i + k]]);
-        if (as_bytes || (!row && t->unk == NONE)) continue;
-        if (due && (row || !(t->model & FUSE_UNK))) push_symbol(e, t->unk);
-        due = !row;
-        if (row) push_symbol(e, row[1]);
+    unsigned char s[4];
+    for (size_t i = 0; i < x.size; i++) {
+        const uint32_t *edge = find(e->t, EDGES, step + 6, x.s[i].c);
+        bool known = edge && edge[1] != NONE, as_bytes = !known;
+        size_t n = utf8_encode(x.s[i].c, s);
+        for (size_t k = 0; k < n; k++) as_bytes = as_bytes && bytes[s[k]] != NONE;
+        for (size_t k = 0; k < n && as_bytes; k++) push_symbol(e, bytes[s[k]]);
+        if (as_bytes) continue;
+        if (due && (known || !(step[3] & 2))) push_symbol(e, unk);
+        if (known) push_symbol(e, edge[1]);
+        due = !known && unk != NONE;
     }
-    if (due) push_symbol(e, t->unk);
+    if (due) push_symbol(e, unk);
 }
 
-// Finds what symbol i makes with the next one and puts the merge on the heap.
-static void push_merge(Encoder *e, uint32_t i) {
-    const uint32_t *first = e->t->first_pair, *pair = NULL;
-    Symbol *s = AS(Symbol, e->symbols) + i;
-    if (s->next != NONE) pair = find_row(e->t, PAIRS, first[s->id], first[s->id + 1], s->id, s[s->next - i].id);
-    s->merged = pair ? pair[3] : NONE;
-    if (!pair) return;
-    Merge new = {(uint64_t)pair[2] << 32 | i, pair[3]};
-    size_t k = e->merges.size / sizeof new;
-    append(&e->merges, &new, sizeof new);
-    Merge *heap = AS(Merge, e->merges);
-    for (; k > 0 && heap[(k - 1) / 2].order > new.order; k = (k - 1) / 2) heap[k] = heap[(k - 1) / 2];
-    heap[k] = new;
+// Finds what symbol i of n makes with the next one. ranks is a tree of minima: rank and position of symbol i at n + i,
+// the lower one of 2 k and 2 k + 1 at k, so that the next merge of all is at 1.
+static void rank_pair(Encoder *e, size_t n, uint32_t i) {
+    Symbol *x = AS(Symbol, e->symbols), *s = x + i;
+    uint64_t *ranks = AS(uint64_t, e->ranks), low;
+    const uint32_t *left = s->id != NONE && s->next != NONE ? e->t->at[IDS] + ID * (size_t)s->id : NULL;
+    const uint32_t *pair = left ? find(e->t, EDGES, left + 3, x[s->next].id) : NULL;
+    s->merged = pair ? pair[1] : NONE;
+    ranks[n + i] = pair ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
+    for (size_t k = n + i; k > 1 && ranks[k / 2] != (low = ranks[k] < ranks[k ^ 1] ? ranks[k] : ranks[k ^ 1]); k /= 2)
+        ranks[k / 2] = low;
 }
 
-static Merge pop_merge(Encoder *e) {
-    Merge *heap = AS(Merge, e->merges), first = heap[0];
-    size_t n = (e->merges.size -= sizeof first) / sizeof first, k = 0;
-    for (size_t child; (child = 2 * k + 1) < n; k = child) {
-        if (child + 1 < n && heap[child + 1].order < heap[child].order) child++;
-        if (heap[child].order >= heap[n].order) break;
-        heap[k] = heap[child];
-    }
-    heap[k] = heap[n];
-    return first;
-}
-
-// Byte-pair encoding of one piece: the neighbours of lowest rank merge first, the leftmost of these. O(n log n).
-static void merge_piece(Encoder *e, const unsigned char *s, size_t size) {
-    const uint32_t *word = e->t->model & WHOLE_WORDS ? find_bytes(e->t, WORDS, s, size) : NULL;
-    e->symbols.size = 0;
-    if (word) push_symbol(e, word[4]);
-    else push_symbols(e, s, size);
-    Symbol *x = AS(Symbol, e->symbols);
-    size_t n = e->symbols.size / sizeof *x;
-    if (n) x[n - 1].next = NONE;
-    for (uint32_t i = 0; i < n; i++) push_merge(e, i);
-    while (e->merges.size) {
-        Merge m = pop_merge(e);
-        uint32_t i = (uint32_t)m.order, next = x[i].next;
-        if (x[i].merged != m.merged) continue;  // one of the two has merged otherwise
-        x[i].id = m.merged, x[i].next = x[next].next, x[next].id = x[next].merged = NONE;
-        if (x[i].next != NONE) x[x[i].next].before = i;
-        if (x[i].before != NONE) push_merge(e, x[i].before);
-        push_merge(e, i);
+// STEP_MERGE: byte-pair encoding of one piece, unless the trie has it as a whole: the neighbours of lowest rank merge
+// first, the leftmost of these. O(n log n). Bit 0: of bytes, not code points; bit 1: unks next to each other are one.
+static void merge_piece(Encoder *e, const uint32_t *step, const Stretch *piece) {
+    const uint32_t *range = step + 6, *edge = NULL;
+    unsigned char s[4];
+    e->units.size = e->symbols.size = e->ranks.size = 0;
+    for (size_t i = 0, n, k; i < piece->size && step[3] & 1; i++)
+        for (n = utf8_encode(piece->s[i].c, s), k = 0; k < n; k++) append(&e->units, &(Char){.c = s[k]}, sizeof(Char));
+    const Stretch x = step[3] & 1 ? all_of(e->units, false) : *piece;
+    for (size_t i = 0; i < x.size && (edge = find(e->t, EDGES, range, x.s[i].c)); i++) range = edge + 2;
+    if (edge && edge[1] != NONE) push_symbol(e, edge[1]);
+    else push_symbols(e, step, x);
+    size_t n = e->symbols.size / sizeof(Symbol);
+    Symbol *m = AS(Symbol, e->symbols);
+    for (uint32_t i = 0; i < n; i++) rank_pair(e, n, i);
+    for (uint64_t first; n && (first = AS(uint64_t, e->ranks)[1]) != UINT64_MAX;) {
+        uint32_t i = (uint32_t)first, next = m[i].next;
+        m[i].id = m[i].merged, m[i].next = m[next].next, m[next].id = NONE;
+        if (m[i].next != NONE) m[m[i].next].before = i;
+        if (m[i].before != NONE) rank_pair(e, n, m[i].before);
+        rank_pair(e, n, i), rank_pair(e, n, next);
     }
     for (size_t i = 0; i < n; i++)
-        if (x[i].id != NONE) append(&e->ids, &x[i].id, sizeof x[i].id);
+        if (m[i].id != NONE) append(&e->ids, &m[i].id, sizeof m[i].id);
 }
 
-// Takes a stretch of the text through the steps from number `step` on; a piece that has come through is merged.
-static void run_steps(Encoder *e, size_t step, Stretch x) {
-    static void (*const kinds[N_STEPS])(Encoder *, size_t, const Stretch *) = {split_added, split_pattern, normalize};
-    if (!x.size) return;
-    spend(e, x.size < NONE / 4 ? x.size : SIZE_MAX);
-    if (step == e->t->table[STEPS].n) merge_piece(e, x.s, x.size);
-    else kinds[e->t->table[STEPS].at[5 * step]](e, step, &x);
+// Takes a stretch of the text through this step and those after it.
+static void run_step(Encoder *e, const uint32_t *step, Stretch x) {
+    static void (*const kinds[])(Encoder *, const uint32_t *, const Stretch *) = {split_added, split_pattern, normalize,
+                                                                                  merge_piece};
+    spend(e, x.size < NONE / 8 ? x.size : SIZE_MAX);
+    if (x.size) kinds[step[0]](e, step, &x);
 }
 
-// The ids of a text, with those that the tokenizer adds around it unless bytes of content are marked, as in a chat. The
-// caller frees them.
-static int *encode(const Tokenizer *t, const unsigned char *text, const unsigned char *content, size_t size,
-                          size_t *n) {
-    Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)size};
-    const uint32_t *post = t->table[POST].at, *bytes = t->table[BYTES].n ? t->table[BYTES].at : NULL;
-    for (size_t i = 0, length; i < size; i += length) {
-        uint32_t c;
-        length = utf8_decode(text + i, size - i, &c);
-        bool has = t->model & BYTE_UNITS ? find(t, CHARS, text[i], 0) != NULL : bytes && bytes[text[i]] != NONE;
-        if (c >= 0x110000 && !has)
-            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend the text)", i, text[i], t->path);
-    }
-    unsigned char *none = content ? NULL : allocate(size, 1, "a text");
-    if (!content) append(&e.ids, post, t->n_before * sizeof *post);
-    run_steps(&e, 0, (Stretch){text, size, true, content ? content : none});
-    if (!content) append(&e.ids, post + t->n_before, (t->table[POST].n - t->n_before) * sizeof *post);
-    free(none), free(e.choices.data), free(e.symbols.data), free(e.merges.data);
+// The ids of a text of Char, which is freed; with those that the tokenizer adds around it if it is alone. The caller
+// frees them.
+static int *encode(const Tokenizer *t, Buffer text, bool alone, size_t *n) {
+    const Stretch x = all_of(text, true);
+    Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)x.size};
+    unsigned char s[4];
+    for (size_t i = 0, at = 0; i < x.size; at += utf8_encode(x.s[i++].c, s))
+        if (x.s[i].c >= 0x110000 && t->bytes[x.s[i].c & 0xFF] == NONE)
+            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend it)", at, x.s[i].c & 0xFF, t->path);
+    if (alone) append(&e.ids, t->at[POST], t->n_before * sizeof(uint32_t));
+    run_step(&e, t->at[STEPS], x);
+    if (alone) append(&e.ids, t->at[POST] + t->n_before, (t->n[POST] - t->n_before) * sizeof(uint32_t));
+    free(text.data), free(e.choices.data), free(e.units.data), free(e.symbols.data), free(e.ranks.data);
     *n = e.ids.size / sizeof(int);
     return AS(int, e.ids);
 }
 
-typedef struct {            // begins as {0}
-    unsigned char held[4];  // the first bytes of a character whose others are yet to come
-    uint32_t n_held, stripped;
-    bool started;           // spaces stay from now on
-} Decoder;
+// Begins as {0}. held: the first bytes of a character whose others are yet to come; stripped: spaces; NONE: no more.
+typedef struct { unsigned char held[4]; uint32_t n_held, stripped; } Decoder;
 
 static void decode_end(Decoder *d, Buffer *out) {
     append(out, d->held, d->n_held);
@@ -1262,203 +1281,198 @@ static void decode_end(Decoder *d, Buffer *out) {
 // Appends what an id adds to the text; of a character that is not complete, nothing yet.
 static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Buffer *out) {
     if (id < 0 || (size_t)id >= t->n_ids) return;
-    const uint32_t *row = t->table[IDS].at + 3 * (size_t)id;
-    for (uint32_t i = 0; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
-        unsigned char byte = t->data[row[0] + i], first = d->n_held && (byte & 0xC0) == 0x80 ? d->held[0] : byte;
-        bool drop = !d->started && byte == ' ' && d->stripped < t->strip;
-        d->stripped += drop;
-        d->started |= t->strip == NONE ? i + 1 == row[1] : !drop;
+    const uint32_t *row = t->at[IDS] + ID * (size_t)id;
+    for (uint32_t i = row[0]; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
+        bool drop = t->data[i] == ' ' && d->stripped < t->strip;
+        d->stripped = (t->strip == NONE ? i + 1 == row[1] : !drop) ? NONE : d->stripped + drop;
         if (drop) continue;
-        if ((byte & 0xC0) != 0x80) decode_end(d, out);
-        d->held[d->n_held++] = byte;
-        uint32_t length = first < 0xC2 || first > 0xF4 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-        if (d->n_held >= length) decode_end(d, out);
+        if ((t->data[i] & 0xC0) != 0x80) decode_end(d, out);
+        d->held[d->n_held++] = t->data[i];
+        if (d->n_held >= utf8_length(d->held[0])) decode_end(d, out);
     }
-    if (t->model & STRIP_AFTER_BOS && (uint32_t)id == t->bos) decode_end(d, out), *d = (Decoder){0};  // llama2.c
+    if (t->strip_after_bos && id == 1) decode_end(d, out), *d = (Decoder){0};
 }
 
 static void sound(const Tokenizer *t, bool good, const char *what) {
     if (!good) die("tokenizer %s has a bad %s (it is damaged or of another version: export it again)", t->path, what);
 }
 
-// Whether the numbers of a row are what its columns say.
-static bool is_sound(const Tokenizer *t, const char *columns, const uint32_t *v) {
-    static const char kinds[] = "inurkpadmM";
-    const size_t limits[] = {t->n_ids, t->n_ids, 0x110100, t->table[MASKS].n, 64, t->table[CODE].n, ADDED + 1,
-                             t->table[DATA].n, t->table[MAPPED].n, t->table[MAP].n};
-    for (; *columns; columns++, v++) {
-        const char *kind = strchr(kinds, *columns);
-        size_t limit = kind ? limits[kind - kinds] : SIZE_MAX;
-        if (columns[1] == '-' && (*v > limit || v[1] > limit - *v)) return false;
-        if (columns[1] != '-' && kind && *v >= limit && !(*kind == 'n' && *v == NONE)) return false;
-        if (*columns == 'a' && *v < RAW) return false;
-    }
-    return true;
+// Checks the numbers in n rows of these columns.
+static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at, size_t n) {
+    static const char known[] = ".inukposdem";
+    const size_t limits[] = {SIZE_MAX, t->n_ids, t->n_ids + 1, 0x110100, 64, t->n[CODE], N_OPS, N_STEPS,
+                             t->n[DATA] + 1ul, t->n[EDGES] + 1ul, t->n[MAP] + 1ul};
+    for (size_t c = 0, width = strlen(kinds); c < width; c++)
+        for (size_t i = c, limit = limits[strchr(known, kinds[c]) - known]; i < n * width; i += width)
+            sound(t, at[i] + (kinds[c] == 'n') < limit, "number in a section");  // NONE + 1 is 0
 }
 
-// Points the tables into the file and checks every number in them.
+// Points `at` into the file and checks every number in it.
 static void load_sections(Tokenizer *t, File f) {
-    static const char *const ops[N_OPS] = {".k..", ".pp.", ".p..", ".p..", ".k..", "...."};
-    static const char *const steps[N_STEPS] = {".akk.", ".p.d-", "..kM-"};
-    memcpy(t, f.data, offsetof(Tokenizer, path));
-    sound(t, t->version == 1 && t->file_size == f.size, "version or size");
-    for (int k = 0; k < 32; k++) {
-        size_t offset = t->section[k].offset, n = t->section[k].n, width = k < N_SECTIONS ? sections[k].width : 0;
-        bool fits = offset % 4 == 0 && offset <= f.size && n * (width ? 4 * width : 1) <= f.size - offset;
-        sound(t, fits && (!n || k < N_SECTIONS), "section");
-        if (n) t->table[k].at = (const uint32_t *)(const void *)(f.data + offset), t->table[k].n = n;
+    size_t at = offsetof(Tokenizer, path), size;
+    memcpy(t, f.data, at);
+    sound(t, t->version == 2, "version");
+    for (int k = 0; k < N_SECTIONS; k++, at += size) {
+        t->at[k] = (const void *)(f.data + at), size = t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k]));
+        sound(t, size <= f.size - at, "size");
     }
-    for (int k = 0; k < N_SECTIONS; k++)
-        for (size_t i = 0, width = sections[k].width, keys = sections[k].keys; i < t->table[k].n && width; i++) {
-            const uint32_t *row = t->table[k].at + i * width, *last = i ? row - width : row;
-            if (k == CODE || k == STEPS) sound(t, row[0] < (k == CODE ? (int)N_OPS : (int)N_STEPS), "step");
-            const char *columns = k == CODE ? ops[row[0]] : k == STEPS ? steps[row[0]] : sections[k].columns;
-            sound(t, is_sound(t, columns, row), "number in a section");
-            sound(t, !i || !keys || last[0] < row[0] || (last[0] == row[0] && keys > 1 && last[1] < row[1]), "order");
-        }
-    size_t n_code = t->table[CODE].n, n_bytes = t->table[BYTES].n, n_post = t->table[POST].n;
-    sound(t, t->n_ids - 1 < INT_MAX && t->table[IDS].n == t->n_ids && is_sound(t, "nn..kk", &t->bos), "header");
-    sound(t, !t->zero, "header");
-    sound(t, t->table[RANGES].n && !t->table[RANGES].at[0] && t->table[MASKS].n <= 65536, "character class");
-    sound(t, !n_code || t->table[CODE].at[4 * n_code - 4] == OP_MATCH, "pattern");
-    sound(t, (!n_bytes || n_bytes == 256) && t->n_before <= n_post && n_post <= 64 && t->table[STEPS].n <= 64, "size");
-    t->data = (const unsigned char *)t->table[DATA].at;
+    t->n_ids = t->n[IDS], t->data = f.data + f.size - t->n[DATA];
+    sound(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
+    for (int k = 0; k < N_SECTIONS; k++) check_rows(t, columns[k], t->at[k], t->n[k]);
+    check_rows(t, "nkk.m", &t->unk, 1), check_rows(t, "n", t->bytes, 256);
+    sound(t, t->n[RANGES] - 1 < 65536 && !t->at[RANGES][0], "character class");
+    sound(t, t->n[CODE] && t->at[CODE][OP * (t->n[CODE] - 1ul)] == OP_MATCH, "pattern");
+    sound(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
 }
+
+typedef struct { uint64_t key; uint32_t at, n, id, rank; } Piece;  // of llama2.c's file, or a pair of them
 
 static int compare_keys(const void *a, const void *b) {
-    const uint32_t *x = a, *y = b;
-    return x[0] != y[0] ? (x[0] < y[0] ? -1 : 1) : (x[1] > y[1]) - (x[1] < y[1]);
+    const Piece *x = a, *y = b;
+    return (x->key > y->key) - (x->key < y->key);
 }
 
-static void add_row(Tokenizer *t, Buffer *rows, int section, const uint32_t *row) {
-    append(&rows[section], row, sections[section].width * sizeof *row);
-    t->table[section].at = AS(uint32_t, rows[section]), t->table[section].n++;
+static uint64_t fnv1a(const unsigned char *s, size_t n) {
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ s[i]) * 1099511628211u;
+    return hash;
+}
+
+static const Piece *find_piece(Buffer pieces, const unsigned char *s, size_t n) {
+    return bsearch(&(Piece){.key = fnv1a(s, n)}, pieces.data, pieces.size / sizeof(Piece), sizeof(Piece), compare_keys);
 }
 
 // Reads llama2.c's tokenizer.bin: uint32 longest piece, then for each id float32 score, int32 length, bytes. Ids 0 to 2
 // are unk, BOS and EOS, the next 256 the bytes, a space goes in front of a text, and any two pieces merge that make a
 // third one, the best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
-    static const uint32_t code[] = {OP_BEHIND, 0, 1, 0, OP_MATCH, 0, 0, 0}, any[] = {1, 0}, from_0[] = {0, 0};
-    Buffer *rows = allocate(N_SECTIONS, sizeof *rows, "the tokenizer");
-    uint32_t size = (uint32_t)f.size, n = 0, longest = 0;
-    memcpy(&longest, f.data, min_size(4, f.size));
-    sound(t, f.size < NONE / 2 && longest <= 512, "size, if it is a tokenizer");
-    append(&rows[DATA], f.data, f.size);
-    for (uint32_t at = 4, id = 0; at < size; at += n, id++) {
-        sound(t, size - at >= 8, "end, if it is a tokenizer");
-        memcpy(&n, f.data + at + 4, 4), at += 8;
-        sound(t, n <= longest && n <= size - at, "piece, if it is a tokenizer");
-        uint64_t hash = hash_bytes(f.data + at, n);
-        bool byte = id - 3 < 256;
-        add_row(t, rows, IDS, (uint32_t[]){byte ? size + id - 3 : at, byte ? 1 : n, id == 1 || id == 2 ? SPECIAL : 0});
-        add_row(t, rows, WORDS, (uint32_t[]){(uint32_t)(hash >> 32), (uint32_t)hash, at, n, id});
+    Buffer to[N_SECTIONS] = {0}, pieces = {0}, pairs = {0};
+    uint32_t size = (uint32_t)f.size, longest, n, n_ids = 0, rank, c;
+    float score;
+    sound(t, f.size < NONE / 2, "size, if it is a tokenizer");
+    append(&to[DATA], f.data, f.size);
+    for (uint32_t b = 0; b < 256; b++) append(&to[DATA], &b, 1), t->bytes[b] = b + 3;
+    t->data = to[DATA].data, memcpy(&longest, t->data, 4);
+    for (uint32_t at = 4; at < size; at += n, n_ids++) {
+        memcpy(&score, t->data + at, 4), memcpy(&n, t->data + at + 4, 4), at += 8;
+        bool good = longest <= 512 && at <= size && n <= longest && n <= size - at && score == score;
+        sound(t, good, "piece, if it is a tokenizer");
+        score = 0.0f - score, memcpy(&rank, &score, 4);
+        rank = rank >> 31 ? ~rank : rank | 1u << 31;  // falls as the score rises
+        append(&pieces, &(Piece){fnv1a(t->data + at, n), at, n, n_ids, rank}, sizeof(Piece));
+        uint32_t byte = n_ids - 3, flags = n_ids == 1 || n_ids == 2 ? SPECIAL : 0;
+        uint32_t from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
+        append(&to[IDS], (uint32_t[ID]){from, end, flags}, 4 * ID);
     }
-    sound(t, t->table[IDS].n >= 259, "number of pieces, if it is a tokenizer");
-    for (uint32_t b = 0; b < 256; b++) append(&rows[DATA], &b, 1), add_row(t, rows, BYTES, (uint32_t[]){b + 3});
-    t->data = rows[DATA].data;
-    qsort(rows[WORDS].data, t->table[WORDS].n, 5 * sizeof(uint32_t), compare_keys);
-    for (const uint32_t *w = t->table[WORDS].at, *end = w + 5 * t->table[WORDS].n, *left, *right; w < end; w += 5) {
-        const unsigned char *s = t->data + w[2];
-        uint32_t rank, c;
-        float score;
-        if (!w[3] || find_bytes(t, WORDS, s, w[3]) != w) continue;  // the same piece again
-        memcpy(&score, s - 8, 4);
-        sound(t, score == score, "score");
-        score += 0.0f;  // -0 is 0
-        memcpy(&rank, &score, 4);
-        rank = rank >> 31 ? rank : ~rank - (1u << 31);  // falls as the score rises
-        if (utf8_decode(s, w[3], &c) == w[3]) add_row(t, rows, CHARS, (uint32_t[]){c, w[4]});
-        for (uint32_t k = 1; k < w[3]; k++)
-            if ((left = find_bytes(t, WORDS, s, k)) && (right = find_bytes(t, WORDS, s + k, w[3] - k)))
-                add_row(t, rows, PAIRS, (uint32_t[]){left[4], right[4], rank, w[4]});
+    sound(t, n_ids >= 259, "number of pieces, if it is a tokenizer");
+    append(&to[IDS], (uint32_t[ID]){0}, 4 * ID);  // one more, whose range will be that of the symbols
+    qsort(pieces.data, n_ids, sizeof(Piece), compare_keys);
+    for (const Piece *p = AS(Piece, pieces), *end = p + n_ids, *left, *right; p < end; p++) {
+        const unsigned char *s = t->data + p->at;
+        if (!p->n || find_piece(pieces, s, p->n) != p) continue;  // the same piece again
+        Piece pair = {.key = (uint64_t)n_ids << 32, .id = p->id, .rank = p->rank};
+        if (utf8_decode(s, p->n, &c) == p->n) pair.key |= c, append(&pairs, &pair, sizeof pair);
+        for (uint32_t k = 1; k < p->n; k++) {
+            if (!(left = find_piece(pieces, s, k)) || !(right = find_piece(pieces, s + k, p->n - k))) continue;
+            pair.key = (uint64_t)left->id << 32 | right->id, append(&pairs, &pair, sizeof pair);
+        }
     }
-    if (t->table[CHARS].n) qsort(rows[CHARS].data, t->table[CHARS].n, 2 * sizeof(uint32_t), compare_keys);
-    if (t->table[PAIRS].n) qsort(rows[PAIRS].data, t->table[PAIRS].n, 4 * sizeof(uint32_t), compare_keys);
-    add_row(t, rows, STEPS, (uint32_t[]){STEP_SPLIT, 0, 1 << 5, size + ' ', 1});
-    add_row(t, rows, POST, (uint32_t[]){1});
-    t->table[CODE].at = code, t->table[MASKS].at = any, t->table[RANGES].at = from_0, t->table[RANGES].n = 1;
-    t->n_ids = t->table[IDS].n, t->bos = t->n_before = t->strip = 1, t->model = FUSE_UNK | STRIP_AFTER_BOS;
+    if (pairs.size) qsort(pairs.data, pairs.size / sizeof(Piece), sizeof(Piece), compare_keys);
+    for (uint32_t i = 0; i < pairs.size / sizeof(Piece); i++) {
+        const Piece *p = AS(Piece, pairs) + i;
+        uint32_t *row = AS(uint32_t, to[IDS]) + ID * (p->key >> 32);
+        row[3] = row[4] ? row[3] : i, row[4] = i + 1;
+        append(&to[EDGES], (uint32_t[EDGE]){(uint32_t)p->key, p->id, p->rank}, 4 * EDGE);
+    }
+    append(&to[STEPS], (uint32_t[]){STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE, 0, 0, 0, 0, 0}, 4 * (2 * STEP - 2));
+    append(&to[STEPS], AS(uint32_t, to[IDS]) + ID * (size_t)n_ids + 3, 4 * 2);
+    append(&to[CODE], (uint32_t[OP]){OP_MATCH}, 4 * OP), append(&to[MAP], (uint32_t[EDGE]){0, ' '}, 4 * EDGE);
+    append(&to[RANGES], (uint32_t[RANGE]){0}, 4 * RANGE), append(&to[POST], (uint32_t[]){1}, 4);
+    for (int k = 0; k < N_SECTIONS; k++) t->at[k] = AS(uint32_t, to[k]);
+    t->strip = t->n_before = t->n[POST] = t->n[RANGES] = 1, t->n_ids = n_ids, t->strip_after_bos = true;
+    free(pieces.data), free(pairs.data);
 }
 
 static void tokenizer_load(Tokenizer *t, const char *path) {
-    static const uint32_t nothing[8];
     File f = map_file(path);
     *t = (Tokenizer){.path = path};
-    for (int k = 0; k < N_SECTIONS; k++) t->table[k].at = nothing;
     if (f.size < offsetof(Tokenizer, path) || memcmp(f.data, "run.t\r\n\x1a", 8)) load_llama2c_tokenizer(t, f);
     else load_sections(t, f);
-    const uint32_t *pair = t->table[PAIRS].at, *range = t->table[RANGES].at;
-    t->first_pair = allocate(t->n_ids + 1, sizeof *t->first_pair, "the tokenizer");
-    for (size_t i = 0; i < t->table[PAIRS].n; i++) t->first_pair[pair[4 * i] + 1]++;
-    for (size_t i = 0; i < t->n_ids; i++) t->first_pair[i + 1] += t->first_pair[i];
-    t->mask = allocate(0x110100, sizeof *t->mask, "the tokenizer");
-    for (size_t i = 1, c = 0; i <= t->table[RANGES].n; i++)
-        for (; c < (i < t->table[RANGES].n ? range[2 * i] : 0x110100); c++) t->mask[c] = (uint16_t)range[2 * i - 1];
+    t->range = allocate(0x110100, sizeof *t->range, "the tokenizer");
+    for (size_t i = 0, c = 0; c < 0x110100; t->range[c++] = (uint16_t)i)
+        if (i + 1 < t->n[RANGES] && c == t->at[RANGES][RANGE * (i + 1)]) i++;
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
-// export.py takes the model's chat template apart. A row of TURNS is what it writes around a turn, the first or a later
-// one, without a system prompt and, if it takes any, with it: texts (PAST before a turn that has a reply, LAST before
-// one that awaits it, in halves between which the system prompt may stand), classes of what it strips from contents,
-// left and right, bits, and how many bytes of the text before an empty content go with it.
+// export.py takes the model's chat template apart. TURNS has four rows for the first turn if a reply follows, four if
+// it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. Three of four are
+// what precedes the system prompt, the user's message, the reply: a text, where it ends if the content is empty, what
+// classes are stripped from the content, left and right, bits. The fourth is for a reply that holds its text, </think>;
+// if one is awaited, for a message that is not taken: between these two halves, <tool_response> and </tool_response>.
+enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
-enum { PAST = 0, LAST = 4, BETWEEN = 8, PROMPT = 10, CUT = 12, OF_USER = 14, OF_REPLY = 16, OF_CUT = 18, OF_SYSTEM = 20,
-       BITS = 22, DROP, TURN_WIDTH };
-enum { IN_PAST = 1, IN_LAST = 2, EMPTY_IS_NONE = 4 };  // BITS: where the system prompt stands, what an empty one is
+// A content as the template repeats it: stripped, a reply without all up to the last text of `cut`.
+static Buffer repeated(const Tokenizer *t, Buffer given, const uint32_t *row, const uint32_t *cut) {
+    Buffer all = {0}, kept = {0};
+    append_utf8(&all, given.data, given.size, true);
+    Stretch x = all_of(all, false);
+    size_t start = 0, n = cut ? cut[1] - cut[0] : 0;
+    for (size_t i = n ? x.size : 0, k; i >= n && i && !start; i--) {
+        for (k = 0; k < n && x.s[i - n + k].c == t->at[MAP][EDGE * (cut[0] + k) + 1];) k++;
+        if (k == n) start = i, row = cut;
+    }
+    while (of_class(t, &x, start, row[3])) start++;
+    while (x.size > start && of_class(t, &x, x.size - 1, row[4])) x.size--;
+    append(&kept, x.s + start, (x.size - start) * sizeof *x.s), free(all.data);
+    return kept;
+}
 
-// A content, of a kind OF_..., as the template repeats it: stripped; a reply without all up to the last CUT, </think>.
-static Buffer repeated(const Tokenizer *t, Buffer b, const uint32_t *row, int kind) {
-    Stretch x = {.s = b.data, .size = b.size};
-    size_t start = 0, n = kind == OF_REPLY ? row[CUT + 1] : 0;
-    for (size_t i = n ? b.size : 0; i >= n && i && !start; i--)
-        if (!memcmp(b.data + i - n, t->data + row[CUT], n)) start = i, kind = OF_CUT;
-    while ((n = class_at(t, &x, start, row[kind]))) start += n;
-    while (x.size > start && (n = class_before(t, &x, x.size, row[kind + 1]))) x.size -= n;
-    return b.size ? (Buffer){b.data + start, x.size - start, 0} : b;
+// Whether a content begins and ends with the two halves of a row's text, if there is one.
+static bool encloses(const Tokenizer *t, const uint32_t *row, Buffer content) {
+    const uint32_t *text = t->at[MAP] + EDGE * (size_t)row[0] + 1;
+    size_t size = content.size / sizeof(Char), head = (size_t)row[1] - row[0], n = (size_t)row[2] - row[0], k = 0;
+    while (n <= size && k < n && AS(Char, content)[k < head ? k : size - n + k].c == text[EDGE * k]) k++;
+    return n && k == n;
 }
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
 static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
-    const uint32_t *rows = t->table[TURNS].at + (system ? 2 * TURN_WIDTH : 0);
-    Buffer text = {0}, content = {0}, given = {0};
+    const uint32_t *rows = t->at[TURNS] + (system ? 16 * PART : 0);
+    Buffer text = {0}, given = {0};
     append(&given, system, system ? strlen(system) : 0);
-    if (rows[BITS] & EMPTY_IS_NONE && !repeated(t, given, rows, OF_SYSTEM).size) rows = t->table[TURNS].at;
+    Buffer prompt = repeated(t, given, rows, NULL);
+    if (rows[5] & EMPTY_IS_NONE && !prompt.size) rows = t->at[TURNS];
     for (size_t k = 0; k < n; k += 2) {
-        bool last = k + 1 == n;
-        const uint32_t *row = rows + (k ? TURN_WIDTH : 0), *before = row + (last ? LAST : PAST);
-        const uint32_t *after = row + (last ? PROMPT : BETWEEN);
-        Buffer user = repeated(t, messages[k], row, OF_USER), reply = {0}, prompt = {0};
-        if (row[BITS] & (last ? IN_LAST : IN_PAST)) prompt = repeated(t, given, row, OF_SYSTEM);
-        if (!last) reply = repeated(t, messages[k + 1], row, OF_REPLY);
-        const struct { const unsigned char *s; size_t n; } parts[] = {  // the template's texts and contents by turns
-            {t->data + before[0], before[1]}, {prompt.data, prompt.size},
-            {t->data + before[2], before[3] - (user.size ? 0 : min_size(before[3], row[DROP]))}, {user.data, user.size},
-            {t->data + after[0], after[1]}, {reply.data, reply.size}};
-        for (int p = 0; p < 6; p++)
-            for (append(&text, parts[p].s, parts[p].n); content.size < text.size;) append(&content, &"\0\1"[p & 1], 1);
+        const uint32_t *row = rows + 4 * PART * (2 * (k > 0) + (k + 1 == n));
+        const Buffer contents[] = {given, messages[k], k + 1 < n ? messages[k + 1] : (Buffer){0}};
+        for (int p = 0; p < 3; p++, row += PART) {
+            Buffer content = {0};
+            if (row[5] & SHOWN) content = repeated(t, contents[p], row, p == 2 ? row + PART : NULL);
+            if (p == 1 && k + 1 == n && encloses(t, row + 2 * PART, content))
+                die("to the chat template \"%.15s...\" is no user's message (begin otherwise)", messages[k].data);
+            append_mapped(t, &text, row[0], row[content.size ? 1 : 2], false);
+            append(&text, content.data, content.size), free(content.data);
+        }
     }
-    int *ids = encode(t, text.data, content.data, text.size, n_ids);
+    int *ids = encode(t, text, false, n_ids);
     if (!*n_ids) die("the conversation has no tokens (say something)");
-    free(text.data), free(content.data), free(given.data);
+    free(given.data), free(prompt.data);
     return ids;
 }
 
 // ---- the sampler ----------------------------------------------------------------------------------------------------
 typedef struct { float logit, weight; int id; } Candidate;  // weight: proportional to the probability
 typedef struct {
-    size_t vocab_size, top_k;                   // top_k 0: off
-    double temperature, top_p, min_p, penalty;  // temperature 0: greedy
-    uint64_t state;                             // of the generator
-    bool *seen;                                 // (vocab_size) ids of the prompt and the output
-    float *logits;                              // (vocab_size) after the repetition penalty
-    Candidate *candidates;                      // (vocab_size)
-    double *weights;                            // (vocab_size) by id, 0 for what a filter removed
+    double temperature, top_k, top_p, min_p, penalty;  // temperature 0: greedy, top_k 0: off
+    uint64_t state;                                    // of the generator; begins as the seed
+    size_t vocab_size;
+    Candidate *candidates;                             // (vocab_size)
+    double *weights;                                   // (vocab_size) by id, 0 for what a filter removed
 } Sampler;
 
+// Makes the arrays of a sampler whose settings are there.
 static void new_sampler(Sampler *s, size_t n) {
     s->vocab_size = n, s->candidates = allocate(n, sizeof *s->candidates, "the sampler");
-    s->seen = allocate(n, sizeof *s->seen, "the sampler"), s->logits = allocate(n, sizeof *s->logits, "the sampler");
     s->weights = allocate(n, sizeof *s->weights, "the sampler");
 }
 
@@ -1476,17 +1490,16 @@ static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c
 // Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
 // A quickselect: only the side of the pivot on which the goal is reached is looked at again.
 static size_t keep_best(Candidate *c, size_t n, double goal) {
-    size_t low = 0, high = n;
-    double kept = 0;  // weight of those before low
-    for (goal = fmax(goal, DBL_MIN); low < high && kept < goal;) {
+    size_t low = 0, high = n;  // those before low are kept, their weight is taken off goal
+    for (goal = fmax(goal, DBL_MIN); low < high && goal > 0;) {
         size_t split = low;
-        double sum = kept;  // weight of those before split
+        double sum = 0;  // weight of those from low to split
         swap(&c[low + (high - low) / 2], &c[high - 1]);
         for (size_t i = low; i + 1 < high; i++)
             if (goes_before(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
         if (sum >= goal) high = split;
-        else kept = sum + (double)c[split].weight, low = split + 1;
+        else goal -= sum + (double)c[split].weight, low = split + 1;
     }
     return low;
 }
@@ -1498,18 +1511,18 @@ static void check_logits(const float *logits, size_t n, size_t position) {
                                          i, position, (double)logits[i]);
 }
 
-// Copies the logits with the repetition penalty (Keskar et al. 2019) for ids seen: positive ones are divided by it,
-// negative ones multiplied. Returns the id of the largest, the lowest at a tie.
-static size_t penalize(Sampler *s, const float *logits, size_t position) {
+// Makes every id a candidate. The logits of n ids seen get the repetition penalty (Keskar et al. 2019), once each:
+// positive ones are divided by it, negative ones multiplied. Returns the id of the largest, the lowest at a tie.
+static size_t penalize(Sampler *s, const float *logits, const int *seen, size_t n) {
+    Candidate *c = s->candidates;
     size_t best = 0;
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
-    check_logits(logits, s->vocab_size, position);
-    for (size_t i = 0; i < s->vocab_size; i++) {
-        float penalized = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
-        s->logits[i] = s->seen[i] ? fminf(penalized, FLT_MAX) : logits[i];
-        if (s->logits[i] > s->logits[best]) best = i;
-    }
-    if (s->logits[best] == -INFINITY) die("all logits at position %zu are -inf (see -m check)", position);
+    check_logits(logits, s->vocab_size, n - 1);
+    for (size_t i = 0; i < s->vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
+    for (const int *id = seen; id < seen + n; id++)
+        c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
+    for (size_t i = 0; i < s->vocab_size; i++) if (c[i].logit > c[best].logit) best = i;
+    if (c[best].logit == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     return best;
 }
 
@@ -1517,11 +1530,9 @@ static size_t penalize(Sampler *s, const float *logits, size_t position) {
 // what top-k left) and min-p (that share of the largest), else 0.
 static void filter(Sampler *s, float largest) {
     Candidate *c = s->candidates;
-    size_t n = 0;
+    size_t n = s->vocab_size;
     double total = 0;
-    for (size_t i = 0; i < s->vocab_size; i++)
-        if (s->logits[i] > -INFINITY) c[n++] = (Candidate){s->logits[i], 1, (int)i};
-    if (s->top_k && s->top_k < n) n = keep_best(c, n, (double)s->top_k);
+    if (s->top_k > 0) n = keep_best(c, n, s->top_k);
     for (size_t i = 0; i < n; total += (double)c[i++].weight)
         c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
     if (s->top_p < 1) n = keep_best(c, n, s->top_p * total);
@@ -1530,12 +1541,12 @@ static void filter(Sampler *s, float largest) {
         if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
 }
 
-// Picks the next id from logits (vocab_size): one number is drawn, and the ids are walked in order until their weights
-// pass that share of the total. None is drawn when greedy.
-static int sample(Sampler *s, const float *logits, size_t position) {
-    size_t picked = penalize(s, logits, position);
+// Picks the id that follows n ids from its logits (vocab_size): one number is drawn, and the ids are walked in order
+// until their weights pass that share of the total. None is drawn when greedy.
+static int sample(Sampler *s, const float *logits, const int *ids, size_t n) {
+    size_t picked = penalize(s, logits, ids, n);
     if (s->temperature == 0) return (int)picked;
-    filter(s, s->logits[picked]);
+    filter(s, s->candidates[picked].logit);
     double total = 0, passed = 0;
     for (size_t i = 0; i < s->vocab_size; i++) total += s->weights[i];
     double stop = (double)uniform(&s->state) * total;
@@ -1551,72 +1562,64 @@ static volatile sig_atomic_t stoppable;  // 1: chat writes a reply, which SIGINT
 static void on_signal(int number) {
     static const char shrunk[] = "run: the model's file has become shorter (copy it again)\n";
     if (number == SIGINT && stoppable == 1) { stoppable = 2; return; }
-    if (unfinished[0]) unlink(unfinished);
+    if (unfinished) unlink(unfinished);
     _exit(number == SIGBUS && write(STDERR_FILENO, shrunk, sizeof shrunk - 1) ? 1 : 128 + number);
 }
 
-static void write_all(int fd, const void *data, size_t size, const char *name) {
-    for (ssize_t n; size; data = (const char *)data + n, size -= (size_t)n) {
-        while ((n = write(fd, data, size)) < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EPIPE) on_signal(SIGPIPE);  // the reader has seen enough
-        if (n <= 0) die("cannot write to %s: %s (free some space, or write elsewhere)", name, strerror(errno));
-    }
+static const char *input = "standard input", *output = "standard output";  // what stdin and stdout are
+
+// Writes to stdout at once, and what printf() has left.
+static void print(const void *data, size_t size) {
+    if (fwrite(data, 1, size, stdout) == size && !fflush(stdout) && !ferror(stdout)) return;
+    if (errno == EPIPE) on_signal(SIGPIPE);  // the reader has seen enough
+    die("cannot write to %s: %s (free some space, or write elsewhere)", output, strerror(errno));
 }
-static void print(const void *text, size_t size) { write_all(STDOUT_FILENO, text, size, "standard output"); }
 static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
-// Opens where binary output goes: standard output, a device or FIFO in place, or a temporary file beside `path` that
-// takes its name (that of the file a link leads to) only when whole.
-static int open_output(const char **name) {
-    static char target[PATH_MAX];
-    struct stat info;
-    if (!strcmp(*name, "-")) return STDOUT_FILENO;
-    const char *path = realpath(*name, target) ? target : *name;
-    bool in_place = !stat(path, &info) && !S_ISREG(info.st_mode);
-    *name = path;
-    if (!in_place && snprintf(unfinished, PATH_MAX, "%s.%ld.part", path, (long)getpid()) >= PATH_MAX) unfinished[0] = 0;
-    int how = O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC | O_NOFOLLOW);
-    int fd = open(in_place ? path : unfinished, how, 0666);
-    if (fd < 0) unfinished[0] = 0, die("cannot write %s: %s (check the path)", path, strerror(errno));
-    return fd;
+// Makes stdout a device or FIFO, or a temporary file beside `path`: when whole it replaces the file of that name (that
+// to which a link leads) and has its permissions.
+static void open_output(const char *path) {
+    const char *target = realpath(path, NULL);
+    struct stat old;
+    output = target ? target : path;
+    bool exists = !stat(output, &old), in_place = exists && !S_ISREG(old.st_mode);
+    if (!in_place && asprintf(&unfinished, "%s.%ld.part", output, (long)getpid()) < 0) unfinished = NULL;
+    int fd = in_place ? open(output, O_WRONLY) : open(unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666);
+    if (fd < 0) unfinished = NULL;
+    if (fd < 0 || dup2(fd, STDOUT_FILENO) < 0) die("cannot write %s: %s (check the path)", output, strerror(errno));
+    if (exists && !in_place) fchmod(fd, old.st_mode & 0777);
+    close(fd);
 }
-static void close_output(int fd, const char *path) {
-    if (fd != STDOUT_FILENO && (close(fd) || (unfinished[0] && rename(unfinished, path))))
-        die("cannot write %s: %s (free some space, or write elsewhere)", path, strerror(errno));
-    unfinished[0] = 0;
+static void close_output(void) {
+    if (fclose(stdout) || (unfinished && rename(unfinished, output)))
+        die("cannot write %s: %s (free some space, or write elsewhere)", output, strerror(errno));
+    unfinished = NULL;
 }
 
-// The bytes of a file, or of standard input for "-".
-static Buffer read_all(const char *path) {
-    int fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
-    if (fd < 0) die("cannot open %s: %s (check the path)", path, strerror(errno));
-    char block[1 << 16];
-    Buffer b = {0};
-    for (ssize_t n = 1; n; append(&b, block, (size_t)n)) {
-        while ((n = read(fd, block, sizeof block)) < 0 && errno == EINTR) continue;
-        if (n < 0) die("cannot read %s: %s (check the path)", fd ? path : "standard input", strerror(errno));
-    }
-    return fd ? close(fd) : 0, b;
+// Appends what stdin has up to a character, EOF: to its end. Returns the one that has been met.
+static int read_until(int end, Buffer *b) {
+    int c;
+    while ((c = getchar()) != EOF && c != end) append(b, &(char){(char)c}, 1);
+    if (c == EOF && ferror(stdin)) die("cannot read %s: %s (check the path)", input, strerror(errno));
+    return c;
 }
 
 typedef struct {
     const char *model, *mode, *text, *file, *ids, *tokenizer, *output, *system;
-    double n_new, context, chunk, threads, top_k, temperature, top_p, min_p, penalty;
-    uint64_t seed;
+    double n_new, context, chunk, threads;
     bool print_ids;
+    Sampler sampler;  // its settings
 } Options;
 typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as given, empty with -I
 
-// Loads -z, else STEM.tokenizer.bin beside STEM.bin, else tokenizer.bin beside the model, else here; dies unless it
-// belongs to the model, where there is one.
+// Loads -z, or STEM.tokenizer.bin beside STEM.bin, or tokenizer.bin beside the model, or here. It must fit the model.
 static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
-    static char found[PATH_MAX];
+    char *name;
     const char *path = o->tokenizer, *model = o->model ? o->model : "", *slash = strrchr(model, '/');
     int stem = (int)strlen(model) - 4, kept[] = {stem, slash ? (int)(slash + 1 - model) : 0, 0};
-    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++) {
-        int size = snprintf(found, PATH_MAX, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".");
-        if (size < PATH_MAX && !access(found, F_OK)) path = found;
-    }
+    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
+        if (asprintf(&name, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".") >= 0 && !access(name, F_OK))
+            path = name;
     if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)",
                    o->model ? model : "a model");
     tokenizer_load(t, path);
@@ -1630,23 +1633,22 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
 
 // The prompt of -i, -f or -I ("1 2 3", each in the vocabulary); where `starts`, an empty one becomes the model's BOS.
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, bool starts) {
-    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, n = 0;
-    Buffer text = {0}, ids = {0};
-    if (o->file) text = read_all(o->file);
-    if (o->text) append(&text, o->text, strlen(o->text));
-    if (o->file || o->text) ids.data = (void *)encode(t, text.data, NULL, text.size, &n), ids.size = n * sizeof(int);
+    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids;
+    Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
+    Buffer chars = {0};
+    if (o->file) read_until(EOF, &p.text);
+    if (o->text) append(&p.text, o->text, strlen(o->text));
+    if (o->file || o->text) append_utf8(&chars, p.text.data, p.text.size, false), p.ids = encode(t, chars, true, &p.n);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
-        int shown = (int)min_size(word, 80);
-        if (digits < word) usage_error("-I has \"%.*s\", no token id (give ids as \"1 2 3\")", shown, at);
-        if (digits > 10 || id >= vocab_size)
-            die("id %.*s is not in the vocabulary (ids are 0 to %zu)", shown, at, vocab_size - 1);
-        append(&ids, &(int){(int)id}, sizeof(int)), at += word;
+        if (digits < word) usage_error("-I has \"%.80s\", no token id (give ids as \"1 2 3\")", at);
+        if (id >= vocab_size) die("-I has \"%.80s\", not in the vocabulary (ids are 0 to %zu)", at, vocab_size - 1);
+        p.ids[p.n++] = (int)id, at += word;
     }
-    starts &= !ids.size;
-    if (starts && m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
-    if (starts) append(&ids, &(int){(int)m->config.bos_id}, sizeof(int));
-    return (Prompt){(int *)(void *)ids.data, ids.size / sizeof(int), text};
+    if (p.n || !starts) return p;
+    if (m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
+    p.ids = allocate(1, sizeof *p.ids, "the prompt"), p.ids[p.n++] = (int)m->config.bos_id;
+    return p;
 }
 
 // ---- the modes ------------------------------------------------------------------------------------------------------
@@ -1688,7 +1690,7 @@ static size_t context_in(const Options *o, const Model *m, size_t bytes, size_t 
     for (size_t step = full; step > 0; step = step > 1 ? (step + 1) / 2 : 0) {
         Run r = {.model = m, .context = fits + step, .chunk = min_size((size_t)o->chunk, fits + step)};
         lay_out(&r, NULL);
-        if (fits + step <= full && mul(2 * sizeof(float), cache_before(&r, m->config.n_layers)) <= bytes) fits += step;
+        if (fits + step <= full && mul(2 * sizeof(float), cache_size(&r)) <= bytes) fits += step;
     }
     return fits;
 }
@@ -1699,28 +1701,28 @@ static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t fits = context_in(o, m, available_memory(), full);
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
-        if (n > (full = fits)) die("the prompt has %zu tokens, memory holds %zu (use a shorter prompt)", n, fits);
+        full = context_for(o, m, fits, n);
     }
     if (wanted > full - n && n_new >= 0)
         fprintf(stderr, "run: note: the context of %zu has room for %zu new tokens, not %zu\n", full, full - n, wanted);
     return min_size(full, n + wanted);
 }
 
-// Takes the next chunk of n tokens of which `done` have been taken; returns how many tokens that was.
-static size_t next_chunk(Run *r, const int *ids, size_t done, size_t n) {
-    size_t T = min_size(r->chunk, n - done);
+// Takes the next chunk of n tokens from the run's position on; returns how many tokens that was.
+static size_t next_chunk(Run *r, const int *ids, size_t n) {
+    size_t T = min_size(r->chunk, n - r->position);
     bool show = n > 4 * r->chunk && isatty(STDERR_FILENO);
-    if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", done, n);
-    forward(r, ids + done, T);
-    if (show && done + T == n) fprintf(stderr, "\r%*s\r", 60, "");
+    if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", r->position, n);
+    forward(r, ids + r->position, T);
+    if (show && r->position == n) fprintf(stderr, "\r%*s\r", 60, "");
     return T;
 }
 
 // Appends what an id adds to the text (special tokens only if shown); without a tokenizer the id.
-static void append_token(Buffer *b, const Tokenizer *t, Decoder *d, int id, bool first, bool show_special) {
+static void append_token(Buffer *b, const Tokenizer *t, Decoder *d, int id, bool show_special) {
     char number[16];
     if (t) decode(t, d, id, show_special, b);
-    else append(b, number, (size_t)snprintf(number, sizeof number, first ? "%d" : " %d", id));
+    else append(b, number, (size_t)snprintf(number, sizeof number, b->size ? " %d" : "%d", id));
 }
 
 typedef struct {  // of generate and chat
@@ -1733,130 +1735,116 @@ typedef struct {  // of generate and chat
     double feeding, making;   // seconds for `fed` and for `timed`
 } Session;
 
-static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t context, bool chats) {
-    const Table *ends = &t->table[ENDS];
+// Begins one with a prompt of n ids, or a chat.
+static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t n_ids, bool chats) {
     const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL;
     size_t n = m->config.vocab_size;
-    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .ends = allocate(n, sizeof *x->ends, "the ids at ends"),
-        .sampler = {.temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p, .penalty = o->penalty,
-                    .top_k = (size_t)o->top_k, .state = o->seed}};
+    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler,
+                   .ends = allocate(n, sizeof *x->ends, "the ids at ends")};
     for (size_t i = 0; i < m->config.n_eos; i++) if ((size_t)eos[i] < n) x->ends[eos[i]] = true;
-    for (size_t i = 0; chats && i < ends->n; i++) x->ends[ends->at[i]] = true;
-    new_run(&x->run, m, context, (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
+    for (size_t i = 0; chats && i < t->n[ENDS]; i++) x->ends[t->at[ENDS][i]] = true;
+    new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
 
-// Feeds those of n ids that the cache lacks, then samples up to `wanted` more, printing them as they come.
-// Returns whether the text came to its end, or the user had enough of it.
-static bool write_on(Session *x, const int *ids, size_t n, size_t wanted) {
+// Feeds those of n ids that the cache lacks, then samples and prints more, as many as -n and the context allow. Returns
+// whether the text came to its end, or the user had enough of it.
+static bool write_on(Session *x, const int *ids, size_t n) {
     Run *r = &x->run;
-    size_t fed = n - r->position, made = 0, shown, T = 0;
+    size_t room = r->context - n, wanted = x->o->n_new < 0 ? room : min_size(room, (size_t)x->o->n_new);
+    size_t cached = r->position, made = 0, shown = x->out.size, T = 0;
     bool ended = false;
-    x->ids.size = x->out.size = 0, append(&x->ids, ids, n * sizeof *ids);
-    memset(x->sampler.seen, 0, x->sampler.vocab_size * sizeof *x->sampler.seen);
-    for (size_t i = 0; i < n; i++) x->sampler.seen[ids[i]] = true;
+    x->ids.size = 0, append(&x->ids, ids, n * sizeof *ids);
     double start = seconds(CLOCK_MONOTONIC), first = start;
-    for (size_t done = 0; done < fed; done += T) T = next_chunk(r, ids + n - fed, done, fed);
-    const float *logits = logits_of(r, T - 1, 1);
-    while (made < wanted && !(ended = stoppable == 2)) {
-        int id = sample(&x->sampler, logits, r->position - 1);
+    while (r->position < n && stoppable != 2) T = next_chunk(r, ids, n);
+    x->fed += r->position - cached;
+    for (int id; made < wanted && !(ended = stoppable == 2); shown = x->out.size) {
+        if (made) forward(r, &id, T = 1);
+        id = sample(&x->sampler, logits_of(r, T - 1, 1), AS(int, x->ids), r->position);
         if (made++ == 0) first = seconds(CLOCK_MONOTONIC);
         if ((ended = x->ends[id])) break;
-        x->sampler.seen[id] = true, shown = x->out.size, append(&x->ids, &id, sizeof id);
-        append_token(&x->out, x->t, &x->decoder, id, false, false), print_from(&x->out, shown);
-        if (made < wanted) forward(r, &id, 1), logits = logits_of(r, 0, 1);
+        append(&x->ids, &id, sizeof id);
+        append_token(&x->out, x->t, &x->decoder, id, false), print_from(&x->out, shown);
     }
     double end = seconds(CLOCK_MONOTONIC);
-    x->fed += fed, x->feeding += (made ? first : end) - start, x->made += made;
+    x->feeding += (made ? first : end) - start, x->made += made;
     if (made) x->timed += made - 1, x->making += end - first;
-    shown = x->out.size, decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
+    decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
     if (stoppable || !x->t || isatty(STDOUT_FILENO)) print("\n", 1);
     return ended;
 }
 
-static void report(const Session *x) {
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %llu\n", x->fed,
-            per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (unsigned long long)x->o->seed);
+static void generate(Session *x, const Prompt *p) {
+    bool as_given = x->t && p->text.size;  // text is shown as it was given
+    for (size_t i = 0; i < p->n; i++) append_token(&x->out, x->t, &x->decoder, p->ids[i], false);
+    if (as_given) decode_end(&x->decoder, &x->out);
+    print_from(as_given ? &p->text : &x->out, 0);
+    write_on(x, p->ids, p->n);
 }
 
-static void generate(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
-    size_t context = plan(o, m, p->n, o->n_new);
-    Session x;
-    new_session(&x, o, m, t, context, false);
-    bool as_given = x.t && p->text.size;  // text is shown as it was given
-    for (size_t i = 0; i < p->n; i++) append_token(&x.out, x.t, &x.decoder, p->ids[i], i == 0, false);
-    if (as_given) decode_end(&x.decoder, &x.out);
-    print_from(as_given ? &p->text : &x.out, 0);
-    write_on(&x, p->ids, p->n, context - p->n), report(&x);
+// Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
+static bool next_turn(const Options *o, Buffer *talk) {
+    bool terminal = isatty(fileno(stdin)), marks = terminal && isatty(STDOUT_FILENO), given = o->text && !talk->size;
+    Buffer turn = {0};
+    int met = 0;
+    if (given) append(&turn, o->text, strlen(o->text));
+    else do {
+        if (marks) print("> ", 2);
+        while ((met = read_until('\n', &turn)) == '\n' && turn.size && turn.data[turn.size - 1] == '\\')
+            turn.data[turn.size - 1] = '\n';
+    } while (terminal && met == '\n' && !turn.size);
+    bool ended = met == EOF && !turn.size;
+    if (ended && marks) print("\n", 1);
+    if (!ended) append(talk, &turn, sizeof turn);
+    return !ended;
 }
 
-// Reads the next turn: -i, then lines of -f or standard input, one that ends in \ with the next. False at their end.
-static bool next_turn(const Options *o, bool first, Buffer *turn) {
-    static FILE *in;
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t n = 0;
-    *turn = (Buffer){0};
-    if (!in) in = o->file && strcmp(o->file, "-") ? fopen(o->file, "r") : stdin;
-    if (!in) die("cannot read %s: %s (check the path)", o->file, strerror(errno));
-    if (first && o->text) return append(turn, o->text, strlen(o->text)), true;
-    bool terminal = isatty(fileno(in)), marks = terminal && isatty(STDOUT_FILENO), whole = false, joined = false;
-    do {
-        if (marks && !turn->size) print("> ", 2);
-        if ((n = getline(&line, &room, in)) <= 0) break;
-        whole = line[n - 1] == '\n', joined = whole && n > 1 && line[n - 2] == '\\';
-        if (joined) line[n - 2] = '\n';
-        append(turn, line, (size_t)n - whole);
-    } while (joined || (terminal && whole && !turn->size));
-    free(line);
-    if (n <= 0 && !feof(in)) die("cannot read the turns: %s (check -f)", strerror(errno));
-    if (n <= 0 && marks) print("\n", 1);
-    return n > 0 || turn->size;
-}
-
-// Answers a turn, feeding what the conversation's ids have beyond those in the cache. False when the context is full.
-static bool answer(Session *x, Buffer *talk, Buffer said) {
-    append(talk, &said, sizeof said);
-    size_t n, n_said = talk->size / sizeof said, context = x->run.context, same = 0;
-    int *ids = render(x->t, x->o->system, (Buffer *)(void *)talk->data, n_said, &n), *held = (int *)(void *)x->ids.data;
-    if (n > context && n_said > 1) return false;
-    size_t room = context_for(x->o, x->run.model, context, n) - n;
-    bool endless = x->o->n_new < 0 || (size_t)x->o->n_new > room;
-    while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
-    x->run.position = same, x->decoder = (Decoder){0}, stoppable = 1;
-    bool ended = write_on(x, ids, n, endless ? room : (size_t)x->o->n_new);
-    append(talk, &x->out, sizeof said);
-    x->out = (Buffer){0}, stoppable = 0, free(ids);
-    return ended || !endless;
-}
-
-static void chat(const Options *o, const Model *m, const Tokenizer *t) {
-    size_t context = plan(o, m, 0, -1);
-    Buffer talk = {0}, said;
-    Session x;
+// Each turn feeds what the conversation's ids have beyond those in the cache.
+static void chat(Session *x) {
+    const Options *o = x->o;
+    size_t context = x->run.context;
+    Buffer talk = {0};
     bool full = false;
-    new_session(&x, o, m, t, context, true);
-    while (!full && next_turn(o, !talk.size, &said)) full = !answer(&x, &talk, said);
+    while (!full && next_turn(o, &talk)) {
+        size_t n, n_said = talk.size / sizeof talk, same = 0;
+        int *ids = render(x->t, o->system, AS(Buffer, talk), n_said, &n), *held = AS(int, x->ids);
+        if ((full = n > context && n_said > 1)) break;
+        context_for(o, x->run.model, context, n);  // dies if the first turn does not fit
+        while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
+        x->run.position = keepable(&x->run, same), x->decoder = (Decoder){0}, x->out = (Buffer){0}, stoppable = 1;
+        full = !write_on(x, ids, n) && x->ids.size == context * sizeof *ids;
+        append(&talk, &x->out, sizeof x->out);
+        stoppable = 0, free(ids);
+    }
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
-    report(&x);
+}
+
+// -m generate, or without a prompt chat; then the status line.
+static void run_session(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
+    Session x;
+    new_session(&x, o, m, t, p ? p->n : 0, !p);
+    if (p) generate(&x, p);
+    else chat(&x);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x.fed,
+            per_second(x.fed, x.feeding), x.made, per_second(x.timed, x.making), (size_t)o->sampler.state);
+}
+
+// The ids of a whole conversation, for -m chat --ids.
+static Prompt read_talk(const Options *o, const Tokenizer *t) {
+    Buffer talk = {0};
+    Prompt p = {0};
+    while (next_turn(o, &talk)) continue;
+    size_t n = talk.size / sizeof talk;
+    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
+    return p.ids = render(t, o->system, AS(Buffer, talk), n, &p.n), p;
 }
 
 // -m tokenize (without a tokenizer to decode with: the ids) and detokenize
 static void translate(const Tokenizer *t, const int *ids, size_t n) {
     Buffer b = {0};
     Decoder d = {0};
-    for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], i == 0, true);
+    for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], true);
     t ? decode_end(&d, &b) : append(&b, "\n", 1);
     print_from(&b, 0);
-}
-
-// -m chat --ids: those of a whole conversation.
-static void translate_chat(const Options *o, const Tokenizer *t) {
-    Buffer talk = {0}, said;
-    size_t n = 0, n_ids;
-    for (; next_turn(o, n == 0, &said); n++) append(&talk, &said, sizeof said);
-    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
-    const int *ids = render(t, o->system, (Buffer *)(void *)talk.data, n, &n_ids);
-    translate(NULL, ids, n_ids);
 }
 
 // -ln p(id) of a row of n logits.
@@ -1880,30 +1868,25 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     Run r;
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
-    const char *path = o->output ? o->output : "-";
-    int fd = open_output(&path);
+    if (o->output && strcmp(o->output, "-")) open_output(o->output);
     double start = seconds(CLOCK_MONOTONIC), nll = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
         n = min_size(context, p->n - first), r.position = 0;
-        for (size_t done = 0, T, rows; done < n; done += T) {
-            T = next_chunk(&r, p->ids + first, done, n);
-            for (size_t row = 0; row < T && !hidden; row += rows) {
-                const float *logits = logits_of(&r, row, rows = min_size(LOGIT_ROWS, T - row)), *x = logits;
-                for (size_t at = done + row; at < done + row + rows && at + scores < n; at++, x += stride(vocab_size)) {
-                    check_logits(x, vocab_size, at);
-                    if (scores) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
-                }
-                for (size_t i = 0; i < rows && !scores; i++)
-                    write_all(fd, logits + i * stride(vocab_size), vocab_size * sizeof *logits, path);
+        while (r.position < n) {
+            size_t T = next_chunk(&r, p->ids + first, n), at = r.position - T;
+            const float *x = NULL;
+            for (size_t row = 0; row < T && !hidden; row++, at++, x += stride(vocab_size)) {
+                if (row % LOGIT_ROWS == 0) x = logits_of(&r, row, min_size(LOGIT_ROWS, T - row));
+                check_logits(x, vocab_size, at);
+                if (!scores) print(x, vocab_size * sizeof *x);
+                else if (at + 1 < n) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
             }
         }
     }
-    char line[128];
     nll /= (double)scored;
-    int size = snprintf(line, sizeof line, "perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored);
-    if (scores) print(line, (size_t)size);
-    if (hidden) write_all(fd, r.hidden, states * sizeof(float), path);
-    close_output(fd, path);
+    if (scores) printf("perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored), print("", 0);
+    if (hidden) print(r.hidden, states * sizeof(float));
+    close_output();
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds(CLOCK_MONOTONIC) - start));
 }
 
@@ -1927,7 +1910,7 @@ static size_t check_tensor(const Tensor *t) {
 static void check(const Options *o, const Model *m, const Tokenizer *t) {
     size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
     Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
-    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_before(&r, m->config.n_layers));
+    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_size(&r));
     char text[32];
     printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
@@ -1937,8 +1920,7 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
     printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
            add(m->file.size, run));
-    if (fflush(stdout) && errno == EPIPE) on_signal(SIGPIPE);
-    if (ferror(stdout)) die("cannot write to standard output: %s (free some space)", strerror(errno));
+    print("", 0);
     if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
 }
 
@@ -1974,15 +1956,16 @@ static void set_flag(const Flag *f, const char *text) {
 }
 
 static void parse_options(Options *o, int argc, char **argv) {
-    *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256, .temperature = 1, .top_p = 0.9, .penalty = 1,
-                   .seed = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
+    Sampler *s = &o->sampler;
+    *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256};
+    *s = (Sampler){.temperature = 1, .top_p = 0.9, .penalty = 1, .state = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
     const Flag flags[] = {
         {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0},
         {"-I", 's', &o->ids, 0, 0}, {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0},
         {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX}, {"-b", 'i', &o->chunk, 1, INT_MAX},
-        {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024}, {"-k", 'i', &o->top_k, 0, INT_MAX},
-        {"-t", 'f', &o->temperature, 0, DBL_MAX}, {"-p", 'f', &o->top_p, 0, 1}, {"-s", 'u', &o->seed, 0, 0x1p64},
-        {"--min-p", 'f', &o->min_p, 0, 1}, {"--repeat-penalty", 'f', &o->penalty, DBL_MIN, DBL_MAX},
+        {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024}, {"-k", 'i', &s->top_k, 0, INT_MAX},
+        {"-t", 'f', &s->temperature, 0, DBL_MAX}, {"-p", 'f', &s->top_p, 0, 1}, {"-s", 'u', &s->state, 0, 0x1p64},
+        {"--min-p", 'f', &s->min_p, 0, 1}, {"--repeat-penalty", 'f', &s->penalty, DBL_MIN, DBL_MAX},
         {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'a', (void *)USAGE, 0, 0}, {"--help", 'a', (void *)USAGE, 0, 0},
         {"--version", 'a', "run.c 1.0\n", 0, 0}};
     const Flag *const last = flags + sizeof flags / sizeof *flags;
@@ -2025,6 +2008,25 @@ static Mode check_options(const Options *o) {
     return mode;
 }
 
+#if defined _OPENMP && defined __linux__
+// Threads by default: a core for each, of those that this process may use, within the container's share of time.
+static int default_threads(void) {
+    cpu_set_t cpus;
+    size_t n = 0, sibling, quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0), period = 0;
+    char path[96];
+    if (sched_getaffinity(0, sizeof cpus, &cpus)) return omp_get_max_threads();
+    for (size_t i = 0; i < CPU_SETSIZE; i++) {
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
+        if (!CPU_ISSET(i, &cpus)) continue;
+        sibling = number_in(path, "%zu", i);
+        n += sibling >= i || !CPU_ISSET(sibling, &cpus);  // the first of those that share a core
+    }
+    period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
+    if (quota && period) n = min_size(n, (quota + period - 1) / period);
+    return n ? (int)n : 1;
+}
+#endif
+
 #ifndef RUN_NO_MAIN
 int main(int argc, char **argv) {
     static Model m;
@@ -2034,9 +2036,14 @@ int main(int argc, char **argv) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
     parse_options(&o, argc, argv);
     Mode mode = check_options(&o);
+    if (o.file && strcmp(o.file, "-") && !freopen(input = o.file, "r", stdin))
+        die("cannot open %s: %s (check the path)", input, strerror(errno));
 #ifdef _OPENMP
     omp_set_dynamic(0);
     if (o.threads > 0) omp_set_num_threads((int)o.threads);
+#ifdef __linux__
+    else if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(default_threads());
+#endif
 #else
     if (o.threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", o.threads);
 #endif
@@ -2046,14 +2053,14 @@ int main(int argc, char **argv) {
     if (o.model) load_model(&m, o.model);
     if (has_text || (mode == CHECK && o.tokenizer) || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
     if (mode == CHECK) return check(&o, &m, &t), 0;
-    if (mode == CHAT && t.table[TURNS].n < 2)
+    if (mode == CHAT && t.n[TURNS] < 16)
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
-    if (o.system && t.table[TURNS].n < 4) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
-    if (mode == CHAT) return o.print_ids ? translate_chat(&o, &t) : chat(&o, &m, &t), 0;
+    if (o.system && t.n[TURNS] < 32) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
+    if (mode == CHAT && !o.print_ids) return run_session(&o, &m, &t, NULL), 0;
     bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
-    Prompt p = read_prompt(&o, &t, &m, starts);
-    if (mode == GENERATE) generate(&o, &m, &t, &p);
+    Prompt p = mode == CHAT ? read_talk(&o, &t) : read_prompt(&o, &t, &m, starts);
+    if (mode == GENERATE) run_session(&o, &m, &t, &p);
     else if (starts || mode == PERPLEXITY) evaluate(&o, &m, &p, mode == HIDDEN, mode == PERPLEXITY);
     else translate(mode == DETOKENIZE ? &t : NULL, p.ids, p.n);
     return 0;

@@ -3,6 +3,7 @@
     python tests/checkpoint.py MODEL "1 2 3" [ROWS] > logits     float32 logits of the (last ROWS) ids,
     one row a position
 """
+import math
 import struct
 import sys
 
@@ -21,7 +22,7 @@ FIELDS = dict(enumerate(
     start=1))
 SLOTS = {name: slot for slot, name in FIELDS.items()}
 REAL = {name for slot, name in FIELDS.items() if slot >= 34}
-BIAS_QKV, BIAS_O, BIAS_FFN, BIAS_CLASSIFIER = 1, 2, 4, 16
+BIAS_QKV, BIAS_O, BIAS_FFN, BIAS_NORM, BIAS_CLASSIFIER = 1, 2, 4, 8, 16
 
 
 def config(**changes):
@@ -40,26 +41,33 @@ def config(**changes):
 
 
 def layout(c):
-    """(name, dtype, shape) of every tensor in the file's order (the dense llama recipe)."""
+    """(name, dtype, shape) of every tensor in the file's order."""
     d, h, v = c["dim"], c["hidden_dim"], c["vocab_size"]
     q, kv = c["n_heads"] * c["head_dim"], c["n_kv_heads"] * c["head_dim"]
     f, i, b = "<f4", "<i4", c["biases"]
+    norm = lambda name, there: [(n, (d,)) for n in (name, name + "_bias")[:1 + bool(b & BIAS_NORM)] if there]
+    sets = {1: (1, 1), 2: (c["n_heads"], c["n_kv_heads"]), 3: (c["n_heads"], c["n_kv_heads"])}.get(c["qk_norm"])
+    w = "<u2" if c["weight_type"] else f    # matrices: float32, or bfloat16 as its 16 bits
     yield "eos_ids", i, (c["n_eos"],)
     yield "layer_window", i, (c["n_layers"],)
     yield "layer_rope", i, (c["n_layers"],)
     yield "rope_freq", f, (c["n_rope_tables"], c["rope_dim"] // 2)
-    yield "token_embedding", f, (v, d)
+    yield "token_embedding", w, (v, d)
     for l in range(c["n_layers"]):
-        layer = [("attention_norm", (d,)), ("wq", (q, d)), ("wk", (kv, d)), ("wv", (kv, d))]
+        layer = norm("attention_norm", c["norm_place"] & 1) + [("wq", (q, d)), ("wk", (kv, d)), ("wv", (kv, d))]
         layer += [("bq", (q,)), ("bk", (kv,)), ("bv", (kv,))] if b & BIAS_QKV else []
+        layer += [("q_norm", (sets[0], c["head_dim"])), ("k_norm", (sets[1], c["head_dim"]))] if sets else []
         layer += [("wo", (d, q))] + ([("bo", (d,))] if b & BIAS_O else [])
-        layer += [("ffn_norm", (d,)), ("w1", (h, d)), ("w3", (h, d)), ("w2", (d, h))]
+        layer += norm("attention_post_norm", c["norm_place"] & 2) + norm("ffn_norm", c["norm_place"] & 4)
+        layer += [("w1", (h, d)), ("w3", (h, d)), ("w2", (d, h))]
         layer += [("b1", (h,)), ("b3", (h,)), ("b2", (d,))] if b & BIAS_FFN else []
+        layer += norm("ffn_post_norm", c["norm_place"] & 8)
         for name, shape in layer:
-            yield f"{l}.{name}", f, shape
-    yield "final_norm", f, (d,)
+            yield f"{l}.{name}", w if name[0] == "w" else f, shape
+    for name, shape in norm("final_norm", True):
+        yield name, f, shape
     if not c["tied"]:
-        yield "classifier", f, (v, d)
+        yield "classifier", w, (v, d)
     if b & BIAS_CLASSIFIER:
         yield "classifier_bias", f, (v,)
 
@@ -67,7 +75,7 @@ def layout(c):
 def offsets(c):
     """{name: (offset, bytes)} of every tensor and of config_json."""
     found, at = {}, 8 * 64
-    blocks = [(name, 4 * int(np.prod(shape))) for name, _, shape in layout(c)]
+    blocks = [(name, int(np.dtype(dtype).itemsize * np.prod(shape))) for name, dtype, shape in layout(c)]
     for name, size in blocks + ([("config_json", c["config_size"])] if c["config_size"] else []):
         at = -(-at // ALIGN) * ALIGN
         found[name] = at, size
@@ -85,8 +93,13 @@ def tensors(c, seed=0, scale=0.4):
     for name, dtype, shape in layout(c):
         noise = rng.standard_normal(shape, dtype=np.float32)
         noise = 1 + 0.1 * noise if name.endswith("norm") else scale * noise
-        made[name] = np.asarray(fixed.get(name, noise)).astype(dtype).reshape(shape)
+        made[name] = stored(np.asarray(fixed.get(name, noise)), dtype).reshape(shape)
     return made
+
+
+def stored(values, dtype):
+    """Values as a tensor keeps them; bfloat16 (<u2) is the upper half of a float32, the lower one dropped."""
+    return (values.astype("<f4").view("<u4") >> 16).astype(dtype) if dtype == "<u2" else values.astype(dtype)
 
 
 def frequencies(rope_dim, theta):
@@ -101,13 +114,18 @@ def header(c):
     return bytes(slots)
 
 
+def pieces(c, t):
+    """The checkpoint's bytes, tensor by tensor."""
+    yield header(c)
+    end = 8 * 64
+    for name, (at, size) in offsets(c).items():
+        yield bytes(at - end) + (c["config_json"] if name == "config_json" else t[name].tobytes())
+        end = at + size
+
+
 def pack(c, t=None, seed=0):
     """The checkpoint as bytes."""
-    t = tensors(c, seed) if t is None else t
-    out = bytearray(header(c))
-    for name, (at, _) in offsets(c).items():
-        out += bytes(at - len(out)) + (c["config_json"] if name == "config_json" else t[name].tobytes())
-    return bytes(out)
+    return b"".join(pieces(c, tensors(c, seed) if t is None else t))
 
 
 def write(path, c=None, t=None, seed=0):
@@ -115,21 +133,25 @@ def write(path, c=None, t=None, seed=0):
     c = c or config()
     t = tensors(c, seed) if t is None else t
     with open(path, "wb") as f:
-        f.write(pack(c, t))
+        f.writelines(pieces(c, t))
     return c, t
 
 
 def read(path):
     """The config and tensors of a checkpoint."""
     with open(path, "rb") as f:
-        data = f.read()
-    assert data[:8] == MAGIC
+        return parse(f.read())
+
+
+def parse(data):
+    """The same of a file's bytes, or of its mapping, which the tensors then are views of."""
+    assert bytes(data[:8]) == MAGIC
     c = {name: struct.unpack_from("<d" if name in REAL else "<q", data, 8 * slot)[0] for name, slot in SLOTS.items()}
     places = offsets(c)
     t = {name: np.frombuffer(data, dtype, int(np.prod(shape)), places[name][0]).reshape(shape)
          for name, dtype, shape in layout(c)}
     at, size = places.get("config_json", (0, 0))
-    return {**c, "eos": t["eos_ids"].tolist(), "config_json": data[at:at + size]}, t
+    return {**c, "eos": t["eos_ids"].tolist(), "config_json": bytes(data[at:at + size])}, t
 
 
 def successor_model(path, follow, dim=64, **changes):
@@ -171,7 +193,7 @@ def write_llama2c(path, c, t, version=0):
                   *each("wq", "wk", "wv", "wo", "w1", "w2", "w3")]
     blocks += [] if c["tied"] else [t["classifier"]]
     with open(path, "wb") as f:
-        f.write(head + b"".join(b.astype("<f4").tobytes() for b in blocks))
+        f.writelines([head, *(np.ascontiguousarray(b, "<f4") for b in blocks)])
 
 
 def write_llama2c_tokenizer(path, n=300, extra=()):
@@ -190,15 +212,16 @@ def write_llama2c_tokenizer(path, n=300, extra=()):
 
 # The model in float64.
 
-def rms_norm(x, weight, eps):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+def normalized(c, x, weight, bias=0.0):
+    x = x - x.mean(-1, keepdims=True) if c["norm_kind"] else x
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + c["rms_norm_eps"]) * (c["norm_weight_add"] + weight) + bias
 
 
-def rotate(x, c, freq):
+def rotate(x, c, freq, factor):
     """x (T, heads, head_dim): pairs turned by position times frequency."""
     half = c["rope_dim"] // 2
     angle = np.arange(len(x))[:, None] * freq.astype(np.float64)[None]             # (T, rope_dim / 2)
-    cos, sin = (f(angle)[:, None] * c["rope_attention_factor"] for f in (np.cos, np.sin))
+    cos, sin = (f(angle)[:, None] * factor for f in (np.cos, np.sin))
     pair = (slice(0, half), slice(half, 2 * half)) if not c["rope_pairs"] else (slice(0, 2 * half, 2),
         slice(1, 2 * half, 2))
     out = x.copy()
@@ -212,29 +235,53 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
+def capped(x, cap):
+    return cap * np.tanh(x / cap) if cap else x
+
+
+ACTIVATIONS = [lambda x: x / (1 + np.exp(-x)), lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / 2 ** 0.5)),
+               lambda x: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x ** 3))),
+               lambda x: np.maximum(x, 0), lambda x: 1 / (1 + np.exp(-x))]
+
+
+def attention(c, t, l, a):
+    """What layer l's attention makes of a (T, dim), up to wo."""
+    T, get = len(a), lambda name: t.get(f"{l}.{name}", 0.0)
+    q, k, v = ((a @ t[f"{l}.w{s}"].T + get(f"b{s}")).reshape(T, -1, c["head_dim"]) for s in "qkv")
+    if c["qk_norm"] == 2:
+        q, k = (normalized(c, x.reshape(T, -1), get(n).reshape(-1)).reshape(x.shape) for x, n in (
+            (q, "q_norm"), (k, "k_norm")))
+    elif c["qk_norm"]:
+        q, k = normalized(c, q, get("q_norm")), normalized(c, k, get("k_norm"))
+    table = int(t["layer_rope"][l])
+    if table:
+        factor = c["rope_attention_factor" if table == 1 else "rope_attention_factor_local"]
+        q, k = (rotate(x, c, t["rope_freq"][table - 1], factor) for x in (q, k))
+    k, v = (np.repeat(x, c["n_heads"] // c["n_kv_heads"], axis=1) for x in (k, v))
+    score = capped(np.einsum("ihd,jhd->hij", q, k) * c["attention_scale"], c["attention_softcap"])
+    i, j, window = np.arange(T)[:, None], np.arange(T)[None], int(t["layer_window"][l]) or T
+    weight = softmax(np.where((j <= i) & (j > i - window), score, -np.inf))
+    return np.einsum("hij,jhd->ihd", weight, v).reshape(T, -1) @ t[f"{l}.wo"].T + get("bo")
+
+
 def forward(c, t, ids):
     """Logits (T, vocab_size) and hidden states (n_layers + 1, T, dim), as output_hidden_states gives them."""
     t = {name: value.astype(np.float64) for name, value in t.items()}
-    get = lambda l, name: t.get(f"{l}.{name}", 0.0)
-    heads = lambda x, n: x.reshape(len(ids), n, c["head_dim"])
-    group, mask = c["n_heads"] // c["n_kv_heads"], np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
-    x = t["token_embedding"][np.asarray(ids)]
+    norm = lambda name, x: normalized(c, x, t[name], t.get(name + "_bias", 0.0)) if name in t else x
+    x = t["token_embedding"][np.asarray(ids)] * c["embedding_scale"]
     hidden = [x]
     for l in range(c["n_layers"]):
-        a = rms_norm(x, t[f"{l}.attention_norm"], c["rms_norm_eps"])
-        q, k, v = (a @ t[f"{l}.w{s}"].T + get(l, f"b{s}") for s in "qkv")
-        q = rotate(heads(q, c["n_heads"]), c, t["rope_freq"][0])
-        k = np.repeat(rotate(heads(k, c["n_kv_heads"]), c, t["rope_freq"][0]), group, axis=1)
-        v = np.repeat(heads(v, c["n_kv_heads"]), group, axis=1)
-        weight = softmax(np.einsum("ihd,jhd->hij", q, k) * c["attention_scale"] + mask)
-        x = x + np.einsum("hij,jhd->ihd", weight, v).reshape(len(ids), -1) @ t[f"{l}.wo"].T + get(l, "bo")
-        a = rms_norm(x, t[f"{l}.ffn_norm"], c["rms_norm_eps"])
-        gate = a @ t[f"{l}.w1"].T + get(l, "b1")
-        x = x + (gate / (1 + np.exp(-gate)) * (a @ t[f"{l}.w3"].T + get(l, "b3"))) @ t[f"{l}.w2"].T + get(l, "b2")
+        get = lambda name: t.get(f"{l}.{name}", 0.0)
+        before = norm(f"{l}.attention_norm", x)
+        x = x + c["residual_scale"] * norm(f"{l}.attention_post_norm", attention(c, t, l, before))
+        a = before if c["norm_place"] & 16 else norm(f"{l}.ffn_norm", x)
+        gate = ACTIVATIONS[c["activation"]](a @ t[f"{l}.w1"].T + get("b1"))
+        out = (gate * (a @ t[f"{l}.w3"].T + get("b3"))) @ t[f"{l}.w2"].T + get("b2")
+        x = x + c["residual_scale"] * norm(f"{l}.ffn_post_norm", out)
         hidden.append(x)
-    hidden[-1] = rms_norm(x, t["final_norm"], c["rms_norm_eps"])
+    hidden[-1] = norm("final_norm", x)
     logits = hidden[-1] @ t.get("classifier", t["token_embedding"]).T + t.get("classifier_bias", 0.0)
-    return logits, np.stack(hidden)
+    return capped(logits * c["logit_scale"], c["logit_softcap"]), np.stack(hidden)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,7 @@ def asan_binary():
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="also the tests marked long")
+    parser.addoption("--readme", action="store_true", help="test_families.py writes the README's table")
 
 
 def pytest_configure(config):

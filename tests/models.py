@@ -1,5 +1,6 @@
 """Tiny random models for the tests, as Hugging Face, Meta, llama2.c and GGUF sources of the same weights."""
 import json
+import re
 from pathlib import Path
 
 import gguf
@@ -12,9 +13,9 @@ torch.set_num_threads(1)
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-FAMILIES = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-            "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-            "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM)}
+FAMILIES = {name.lower(): (getattr(transformers, name + {"Gemma3": "Text"}.get(name, "") + "Config"),
+                           getattr(transformers, name + "ForCausalLM")) for name in """Llama Mistral Ministral Qwen2 Qwen3
+            SmolLM3 Gemma Gemma2 Gemma3 Olmo2 Olmo3 Cohere Cohere2 Granite Phi3 StableLm""".split()}
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              vocab_size=131, max_position_embeddings=256, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)
 
@@ -22,10 +23,11 @@ SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_atte
 def randomize(model, seed):
     """Weights of useful scale: activations and logits of order 1 to 10, no norm weight exactly 1, no bias 0."""
     generator = torch.Generator().manual_seed(seed)
+    plus_one = "Gemma" in type(model).__name__  # norms multiply by 1 + weight
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
-            noise = 1 + noise / 10
+        if re.search(r"norms?\.(\d+\.)?weight$", name):
+            noise = noise / 10 + (not plus_one)
         elif name.endswith("lm_head.weight"):
             noise = noise * 4 / parameter.shape[1] ** 0.5
         elif parameter.dim() == 2 and "embed_tokens" not in name:
@@ -36,7 +38,7 @@ def randomize(model, seed):
 def tiny_model(family="llama", seed=0, dtype="float32", **overrides):
     """A random causal model of `family`; `overrides` are config values on top of SMALL."""
     config_class, model_class = FAMILIES[family]
-    values = SMALL | ({"sliding_window": None} if family == "mistral" else {}) | overrides
+    values = SMALL | ({"sliding_window": None} if family == "mistral" else {"pad_token_id": None}) | overrides
     with torch.device("cpu"):
         model = model_class._from_config(config_class(**values), dtype=torch.float32, attn_implementation="eager")
     randomize(model, seed)
@@ -135,6 +137,7 @@ def meta_folder(folder, path, shards=1, embedding_axis=1, **parameters):
 
 
 GGUF_NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+              "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
               "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
               "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
               "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",

@@ -64,6 +64,10 @@ def load(source):
 def to_float64(model):
     """Widens the model in place; exact for every parameter and buffer."""
     model.double()
+    for module in model.modules():  # longrope keeps its second table as a plain attribute
+        for name, value in [*vars(module).items()]:
+            if isinstance(value, torch.Tensor):
+                setattr(module, name, value.double())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and tensor.dtype != torch.float64:
             raise TypeError(f"{name} stayed {tensor.dtype}")

@@ -16,22 +16,21 @@ static bool get(void *data, size_t size, size_t count) { return fread(data, size
 static void answer_request(const Request *q, const int32_t *history, const float *logits) {
     size_t n = (size_t)q->vocab_size, draws = (size_t)q->draws;
     Sampler s = {.temperature = q->temperature, .top_p = q->top_p, .min_p = q->min_p, .penalty = q->penalty,
-                 .top_k = (size_t)q->top_k, .state = q->seed};
+                 .top_k = q->top_k, .state = q->seed};
     new_sampler(&s, n);
-    for (int i = 0; i < q->history; i++) s.seen[history[i]] = true;
-    size_t best = penalize(&s, logits, 0);
-    if (s.temperature > 0) filter(&s, s.logits[best]);
+    size_t seen = (size_t)q->history, best = penalize(&s, logits, history, seen);
+    if (s.temperature > 0) filter(&s, s.candidates[best].logit);
     else s.weights[best] = 1;
     double total = 0;
     for (size_t i = 0; i < n; i++) total += s.weights[i];
     for (size_t i = 0; i < n; i++) s.weights[i] /= total;
     double *p = memcpy(allocate(n, sizeof *p, "probabilities"), s.weights, n * sizeof *p);
     int32_t *drawn = allocate(draws, sizeof *drawn, "draws"), sizes[2] = {q->vocab_size, q->draws};
-    for (size_t i = 0; i < draws; i++) drawn[i] = sample(&s, logits, 0);
+    for (size_t i = 0; i < draws; i++) drawn[i] = sample(&s, logits, history, seen);
     fwrite(sizes, sizeof sizes, 1, stdout);
     fwrite(p, sizeof *p, n, stdout);
     fwrite(drawn, sizeof *drawn, draws, stdout);
-    free(s.seen), free(s.logits), free(s.candidates), free(s.weights), free(p), free(drawn);
+    free(s.candidates), free(s.weights), free(p), free(drawn);
 }
 
 int main(void) {

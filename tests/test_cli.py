@@ -711,7 +711,7 @@ def test_o_beyond_a_size_limit_and_after_a_killed_run(tiny, tmp_path):
 
 def test_a_model_that_shrinks(tiny, tmp_path):
     """A read beyond the end of the file is one line and exit 1, not a signal."""
-    write(tmp_path / "m.bin", config(dim=64, hidden_dim=256, n_layers=8, seq_len=20000))
+    write(tmp_path / "m.bin", config(dim=64, hidden_dim=256, n_layers=8, seq_len=20000, eos=[]))
     with subprocess.Popen([binary(), tmp_path / "m.bin", "-I", "1", "--ids", "-n", "-1", "-j", "1"], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as p:
         fcntl.fcntl(p.stdout, fcntl.F_SETPIPE_SZ, 4096)  # so that it cannot run ahead of us
@@ -738,7 +738,10 @@ def test_o_replaces_files(tiny, tmp_path):
     assert good(*args, "-o", "-") == want
     assert good(*args, "-o", tmp_path / "out") == b"" and (tmp_path / "out").read_bytes() == want
     (tmp_path / "out").write_bytes(b"x" * 100000)
-    assert good(*args, "-o", "out", cwd=tmp_path) == b"" and (tmp_path / "out").read_bytes() == want
+    for mode in (0o600, 0o755, 0o646):                                  # kept, whatever the umask
+        (tmp_path / "out").chmod(mode)
+        assert good(*args, "-o", "out", cwd=tmp_path) == b"" and (tmp_path / "out").read_bytes() == want
+        assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
     assert os.listdir(tmp_path) == ["out"]
 
 

