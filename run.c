@@ -323,6 +323,10 @@ static void check_tables(const Model *m) {
                 n_tables);
         m->layers[l].window = w && w[l] ? (size_t)w[l] : NO_WINDOW, m->layers[l].rope = w ? (size_t)rope[l] : 1;
     }
+    const float *frequency = m->rope_freq->data;
+    for (size_t i = 0; i < m->config.n_rope_tables * (m->config.rope_dim / 2); i++)
+        if (!(frequency[i] >= 0 && frequency[i] < INFINITY))
+            die("%s: rope_freq %zu is %g, not 0 or more (export it again)", m->file.path, i, (double)frequency[i]);
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
