@@ -1877,14 +1877,14 @@ static size_t check_tensor(const Tensor *t) {
     size_t n = t->rows * t->columns, finite = 0;
     double low = INFINITY, high = -INFINITY, squares = 0;
     for (size_t i = 0; i < n; i++) {
-        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)((const float *)t->data)[i];
+        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)weight(t, i);
         if (!isfinite(value)) continue;
         low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
     }
     char name[64];
     snprintf(name, sizeof name, t->layer == OF_NO_LAYER ? "%s" : "%s[%d]", t->name, t->layer);
-    printf("  %-24s %7zu x %-7zu %-7s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
-           t->type == I32 ? "int32" : "float32", low, high, sqrt(squares / (double)finite), n - finite);
+    printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
+           (const char *const[]){"float32", "int32", "bfloat16"}[t->type], low, high, sqrt(squares / (double)finite), n - finite);
     return n - finite;
 }
 
