@@ -757,17 +757,16 @@ static void weigh(float *out, const float *p, size_t p_stride, const float *v, s
 // The softmax of scores low .. high of a row p (KV_BLOCK), scale * score or, with a cap, cap * tanh(scale * score / cap).
 // They become weights e^(score - largest), the others 0.
 static Softmax softmax(float *p, int low, int high, float scale, float cap) {
-    float largest = -INFINITY, lane[LANES] = {0};
+    float largest = -INFINITY, lane[LANES];
     if (low == high) return (Softmax){largest, 0};
     for (int i = 0; i < KV_BLOCK; i++) p[i] = i >= low && i < high ? p[i] * scale : -INFINITY;
     for (int i = low; i < high && cap > 0; i++) p[i] = cap * fast_tanh(p[i] / cap);
-    for (int i = 0; i < KV_BLOCK; i++) largest = p[i] > largest ? p[i] : largest;
+    memcpy(lane, p, sizeof lane);
+    for (int i = LANES; i < KV_BLOCK; i += LANES)
+        for (int j = 0; j < LANES; j++) lane[j] = p[i + j] > lane[j] ? p[i + j] : lane[j];
+    for (int j = 0; j < LANES; j++) largest = lane[j] > largest ? lane[j] : largest;
     for (int i = 0; i < KV_BLOCK; i++) p[i] = fast_exp(p[i] - largest);
-    for (int i = 0; i < KV_BLOCK; i += LANES)
-        for (int j = 0; j < LANES; j++) lane[j] += p[i + j];
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return (Softmax){largest, (double)lane[0]};
+    return (Softmax){largest, sum_row(p, KV_BLOCK, 0, false)};
 }
 
 // The first position that token t of the chunk sees.
