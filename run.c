@@ -111,7 +111,7 @@ static bool next_item(size_t *item, size_t n) {
     enum { SPINS = 20000 };  // some tens of microseconds, then other programs may run
     if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
     past += n + (size_t)omp_get_num_threads();
-    for (int i = 0; atomic_load(&drawn) < past; i++) if (i > SPINS) sched_yield();
+    for (int i = 0; atomic_load(&drawn) < past;) i < SPINS ? i++ : sched_yield();
     return false;
 }
 
@@ -142,6 +142,7 @@ typedef float LooseQuad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint16_t LooseShorts __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
 
 INLINE Vec load(const float *p) { return *(const LooseVec *)p; }
+INLINE Vec load_once(const float *p) { return *(const volatile LooseVec *)p; }  // or gcc may load it for each use
 INLINE void store(float *p, Vec v) { *(LooseVec *)p = v; }
 
 // a * b + c, each element rounded once.
@@ -322,6 +323,10 @@ static void check_tables(const Model *m) {
                 n_tables);
         m->layers[l].window = w && w[l] ? (size_t)w[l] : NO_WINDOW, m->layers[l].rope = w ? (size_t)rope[l] : 1;
     }
+    const float *frequency = m->rope_freq->data;
+    for (size_t i = 0; i < m->config.n_rope_tables * (m->config.rope_dim / 2); i++)
+        if (!(frequency[i] >= 0 && frequency[i] < INFINITY))
+            die("%s: rope_freq %zu is %g, not 0 or more (export it again)", m->file.path, i, (double)frequency[i]);
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
@@ -437,14 +442,14 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         Vec sum[6][8];
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = (Vec){0};
         for (size_t k = 0; k < n / LANES; k++) {
-            Vec wv[8];
-            UNROLL for (size_t r = 0; r < R; r++) wv[r] = load_weights(w, r * row + k * step + p * WIDTH, type);
+            Vec xv[6];
+            UNROLL for (size_t t = 0; t < T; t++) xv[t] = load_once(x + t * x_stride + k * LANES + p * WIDTH);
+            UNROLL for (size_t r = 0; r < R; r++) {
+                Vec wv = load_weights(w, r * row + k * step + p * WIDTH, type);
+                UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
+            }
             UNROLL for (size_t r = 0; r < R && type == BF16; r++)  // short rows: the next ones are not foreseen
                 __builtin_prefetch((const uint16_t *)w + (R + r) * row + k * step, 0, 2);
-            UNROLL for (size_t t = 0; t < T; t++) {  // volatile: or gcc loads xv again for each row
-                Vec xv = *(const volatile LooseVec *)(x + t * x_stride + k * LANES + p * WIDTH);
-                UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = multiply_add(xv, wv[r], sum[t][r]);
-            }
         }
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) acc[t][r][p] = sum[t][r];
     }
@@ -467,11 +472,11 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool 
     switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
 }
 
-enum { PANEL = 32, K_BLOCK = 1024 };  // rows and elements of w that are multiplied while they are in the cache
+enum { PANEL = 32, K_BLOCK = 1024, LONG = 16 };  // rows and elements of w taken at a time; tiles of tokens to copy for
 
-// Copies count elements from k on of n_rows rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
-static void pack(float *packed, const Tensor *w, size_t first, size_t n_rows, size_t group, size_t k, size_t count) {
-    for (size_t r = 0; r < n_rows; r++) {
+// Copies count elements from k on of PANEL rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
+static void pack(float *packed, const Tensor *w, size_t first, size_t group, size_t k, size_t count) {
+    for (size_t r = 0; r < PANEL; r++) {
         float *to = packed + r / group * group * round_up(count, LANES) + r % group * LANES;
         for (size_t i = k; i < k + count; i += LANES, to += group * LANES) {
             size_t at = (first + r) * w->columns + i, left = first + r < w->rows ? min_size(LANES, k + count - i) : 0;
@@ -481,38 +486,28 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t n_rows, si
     }
 }
 
-// Rows first .. last of w (rows, columns) times x: out (T, rows) = x (T, columns) w^T. They are read from memory once: a
-// panel of rows is taken a block of k at a time, and copied to where every tile finds it in one stretch if T takes more
-// than one tile.
-static void multiply(float *out, size_t out_stride, const float *x, size_t x_stride, const Tensor *w, size_t first,
-                     size_t last, size_t T) {
+// out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share panels of rows; a panel is read from
+// memory once, a block of k at a time. Many tokens, and the ends of w, get a copy in which a tile reads on and on.
+static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
     _Alignas(64) float packed[PANEL * K_BLOCK];
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
-    for (size_t panel = n_tiles > 16 ? PANEL : group; first < last; first += panel)
+    for (size_t panel; next_item(&panel, (w->rows + PANEL - 1) / PANEL);) {
+        size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows);
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
-            size_t rows = min_size(panel, round_up(last - first, group)), padded = round_up(count, LANES);
-            bool copy = n_tiles > 16 || count < LANES || first + rows > w->rows;
-            if (copy) pack(packed, w, first, rows, group, k, count);
+            bool copy = n_tiles > LONG || count < LANES || first + PANEL > w->rows;
+            if (copy) pack(packed, w, first, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
-                for (size_t r = 0, t = T * i / n_tiles; r < rows; r += group) {
-                    const char *at = copy ? (char *)(packed + r * padded)
-                                          : (const char *)w->data + ((first + r) * n + k) * size;
-                    tiles(out + t * out_stride + first + r, out_stride, k > 0, x + t * x_stride + k, x_stride, at,
-                          copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, padded,
+                for (size_t r = first, t = T * i / n_tiles; r < last; r += group) {
+                    const void *at = (const char *)w->data + (r * n + k) * size;
+                    if (copy) at = packed + (r - first) * round_up(count, LANES);
+                    tiles(out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n), at,
+                          copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, round_up(count, LANES),
                           T * (i + 1) / n_tiles - t);
                 }
         }
-}
-
-// out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share the panels of rows.
-static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
-    size_t to = stride(w->rows);
-    for (size_t i; next_item(&i, (w->rows + PANEL - 1) / PANEL);) {
-        size_t first = i * PANEL, last = min_size(first + PANEL, w->rows);
-        multiply(out, to, x, stride(w->columns), w, first, last, T);
         for (size_t t = 0; bias && t < T; t++)
-            for (size_t r = first; r < last; r++) out[t * to + r] += ((const float *)bias->data)[r];
+            for (size_t r = first; r < last; r++) out[t * stride(w->rows) + r] += ((const float *)bias->data)[r];
     }
 }
 
@@ -580,7 +575,7 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48, HUGE_PAGE = 1 << 21 };  // positions, and about as many queries, that attention takes at a time
+enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
 typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows of
@@ -666,10 +661,6 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
     r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
-#ifdef MADV_HUGEPAGE
-    size_t page = round_up((size_t)r->k_cache, HUGE_PAGE), end = (size_t)(r->v_cache + cache_size(r));
-    if (page < end) madvise((void *)page, end - page, MADV_HUGEPAGE);  // advice: it may fail
-#endif
 }
 
 // Token t's row of q or attended (T, n_heads * head_dim), or of k or v, from head `head` on.
@@ -766,17 +757,16 @@ static void weigh(float *out, const float *p, size_t p_stride, const float *v, s
 // The softmax of scores low .. high of a row p (KV_BLOCK), scale * score or, with a cap, cap * tanh(scale * score / cap).
 // They become weights e^(score - largest), the others 0.
 static Softmax softmax(float *p, int low, int high, float scale, float cap) {
-    float largest = -INFINITY, lane[LANES] = {0};
+    float largest = -INFINITY, lane[LANES];
     if (low == high) return (Softmax){largest, 0};
     for (int i = 0; i < KV_BLOCK; i++) p[i] = i >= low && i < high ? p[i] * scale : -INFINITY;
     for (int i = low; i < high && cap > 0; i++) p[i] = cap * fast_tanh(p[i] / cap);
-    for (int i = 0; i < KV_BLOCK; i++) largest = p[i] > largest ? p[i] : largest;
+    memcpy(lane, p, sizeof lane);
+    for (int i = LANES; i < KV_BLOCK; i += LANES)
+        for (int j = 0; j < LANES; j++) lane[j] = p[i + j] > lane[j] ? p[i + j] : lane[j];
+    for (int j = 0; j < LANES; j++) largest = lane[j] > largest ? lane[j] : largest;
     for (int i = 0; i < KV_BLOCK; i++) p[i] = fast_exp(p[i] - largest);
-    for (int i = 0; i < KV_BLOCK; i += LANES)
-        for (int j = 0; j < LANES; j++) lane[j] += p[i + j];
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return (Softmax){largest, (double)lane[0]};
+    return (Softmax){largest, sum_row(p, KV_BLOCK, 0, false)};
 }
 
 // The first position that token t of the chunk sees.
@@ -1684,21 +1674,12 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
     return context;
 }
 
-// The longest context up to `full` whose cache takes at most `bytes`.
-static size_t context_in(const Options *o, const Model *m, size_t bytes, size_t full) {
-    size_t fits = 0;
-    for (size_t step = full; step > 0; step = step > 1 ? (step + 1) / 2 : 0) {
-        Run r = {.model = m, .context = fits + step, .chunk = min_size((size_t)o->chunk, fits + step)};
-        lay_out(&r, NULL);
-        if (fits + step <= full && mul(2 * sizeof(float), cache_size(&r)) <= bytes) fits += step;
-    }
-    return fits;
-}
-
 // The context in which to generate n_new tokens (-1: all that fit) after n: as far as -c, seq_len and memory allow.
 static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t wanted = n_new < 0 ? m->config.seq_len : (size_t)n_new, full = context_for(o, m, m->config.seq_len, n);
-    size_t fits = context_in(o, m, available_memory(), full);
+    Run r = {.model = m, .context = full, .chunk = min_size((size_t)o->chunk, full)};
+    double room = lay_out(&r, NULL) ? (double)available_memory() / (2 * sizeof(float) * (double)cache_size(&r)) : 0;
+    size_t fits = room < 1 ? (size_t)(room * (double)full) : full;
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
         full = context_for(o, m, fits, n);
@@ -1895,14 +1876,14 @@ static size_t check_tensor(const Tensor *t) {
     size_t n = t->rows * t->columns, finite = 0;
     double low = INFINITY, high = -INFINITY, squares = 0;
     for (size_t i = 0; i < n; i++) {
-        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)((const float *)t->data)[i];
+        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)weight(t, i);
         if (!isfinite(value)) continue;
         low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
     }
     char name[64];
     snprintf(name, sizeof name, t->layer == OF_NO_LAYER ? "%s" : "%s[%d]", t->name, t->layer);
-    printf("  %-24s %7zu x %-7zu %-7s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
-           t->type == I32 ? "int32" : "float32", low, high, sqrt(squares / (double)finite), n - finite);
+    printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
+           (const char *const[]){"float32", "int32", "bfloat16"}[t->type], low, high, sqrt(squares / (double)finite), n - finite);
     return n - finite;
 }
 

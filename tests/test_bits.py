@@ -1,5 +1,5 @@
-"""The same bits every time: logits are a function of the model and the ids alone, on any number of threads, in any chunks,
-from any compiler, for any processor. tests/golden/bits.txt holds their hashes; a change that is meant to move them:
+"""The same bits every time: logits are a function of the model and the ids alone, on any number of threads, in any
+chunks, from any compiler, for any processor. tests/golden/bits.txt holds their hashes; a change that may move them:
 
     python tests/test_bits.py > tests/golden/bits.txt
 """

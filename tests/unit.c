@@ -355,7 +355,7 @@ static void test_attend(size_t n, size_t window, size_t n_kv_heads, size_t group
     Model m = {.config = {.dim = 8, .hidden_dim = 8, .vocab_size = 8, .n_layers = 2, .n_heads = n_kv_heads * group,
                           .n_kv_heads = n_kv_heads, .head_dim = head_dim, .attention_scale = fabs(scale),
                           .attention_softcap = cap},
-               .layers = layers, .layer_window = &window_table, .layer_rope = &rope_table};
+               .layers = layers, .layer_window = &window_table, .layer_rope = &rope_table, .rope_freq = &rope_table};
     check_tables(&m);
     size_t q_dim = stride(n_kv_heads * group * head_dim), kv_dim = stride(n_kv_heads * head_dim);
     float *q = activations(n, q_dim - 16), *k = activations(n, kv_dim - 16), *v = activations(n, kv_dim - 16);
