@@ -473,16 +473,19 @@ def test_check_names_every_field(tiny, name):
         assert float(found[1].rstrip(",;")) == pytest.approx(tiny.config[name]), found[0]
 
 
-def test_check_shows_tensors_and_memory(tiny):
+def test_check_shows_tensors_and_memory(tiny, tmp_path):
     done = run(tiny.model, "-m", "check")
     shown = done.stdout.decode()
     assert done.returncode == 0 and not done.stderr
     names = {name.split(".")[-1] for name in tiny.tensors if tiny.tensors[name].dtype.kind == "f"}
     for name in names:
         assert name in shown, name
-    cache = 2 * 2 * 64 * 2 * 16 * 4         # k and v, layers, context by 64s, KV heads, head_dim by 16s, bytes
-    for shown in shown, good(tiny.model, "-m", "check", "-c", "8").decode():
-        assert re.search(rf"\b{cache}\b", shown.replace(",", ""))
+    write(tmp_path / "long.bin", config(seq_len=500))
+    block = 2 * 2 * 64 * 2 * 16 * 4         # k and v, layers, context by 64s, KV heads, head_dim by 16s, bytes
+    for model, options, blocks in ((tiny.model, [], 1), (tmp_path / "long.bin", [], 8),
+                                   (tmp_path / "long.bin", ["-c", 65], 2)):
+        shown = good(model, "-m", "check", *options).decode().replace(",", "")
+        assert re.search(rf"\bcache {block * blocks}\b", shown), (options, shown)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
