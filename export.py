@@ -118,12 +118,11 @@ READ = re.compile(r"rms_norm_eps|rope_(theta|scaling|parameters)|num_attention_h
                   r".*(drop|flash|_implementation|initializer).*")
 SUSPECT = re.compile(r".*(scal|multipl|cap|norm|attn|attention|window|expert|moe|rope|rotary|clip|bias|alibi|residual|"
                      r"parallel|lora|quant|spars|prun|per_layer|directional|logit).*")
-ROPE_KEYS = {"default": set(), "linear": {"factor"},
-             "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-             "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor",
-                          "long_factor"},
-             "yarn": {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
-                      "mscale", "mscale_all_dim", "truncate", "finetuned"}}
+ROPE_KEYS = {"default": "", "linear": "factor",
+             "llama3": "factor original_max_position_embeddings low_freq_factor high_freq_factor",
+             "longrope": "factor original_max_position_embeddings attention_factor short_factor long_factor",
+             "yarn": "factor original_max_position_embeddings attention_factor beta_fast beta_slow truncate finetuned "
+                     "mscale mscale_all_dim"}
 LLAMA3 = dict(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 # What a GGUF calls config.json's numbers, and what Meta and llama2.c may say of a model.
 GGUF_KEYS = dict(hidden_size="embedding_length", intermediate_size="feed_forward_length",
@@ -232,7 +231,7 @@ def check_keys(config):
             refused = {*(value or ())} - {"full_attention"}
         if key == "auto_map" and value:  # code beside the model: transformers leaves it alone where it knows the name
             refused = not str(value.get("AutoModelForCausalLM")).endswith("." + names[0])
-        if refused or key == "is_causal" and value is False:
+        if refused or key == "is_causal" and not value:
             fail(f"config: {key} is {value!r}: run.c has no such variant")
     return names[0]
 
@@ -255,11 +254,11 @@ def settle(config, generation):
     if unknown := ropes.keys() - {"full_attention", "sliding_attention"}:
         fail(f"config: {listing(unknown)} of rope_parameters, which {architecture} has for each kind of layers")
     for rope in ropes.values():
-        known = {"type", "rope_type", "rope_theta"} | ({*reads.split()} & {"partial_rotary_factor"})
-        if rope["rope_type"] not in ROPE_KEYS:
-            fail(f"config: rope type {rope['rope_type']!r} is not supported ({', '.join(ROPE_KEYS)} are)")
-        if unknown := rope.keys() - ROPE_KEYS[rope["rope_type"]] - known:
-            fail(f"config: {listing(unknown)} of rope type {rope['rope_type']!r}: run.c has no such variant")
+        if (rope_type := rope["rope_type"]) not in ROPE_KEYS:
+            fail(f"config: rope type {rope_type!r} is not supported ({', '.join(ROPE_KEYS)} are)")
+        known = {"type", "rope_type", "rope_theta", *ROPE_KEYS[rope_type].split()}
+        if unknown := rope.keys() - known - ({"partial_rotary_factor"} & {*reads.split()}):
+            fail(f"config: {listing(unknown)} of rope type {rope_type!r}: run.c has no such variant")
         rope["rope_theta"] = float(rope["rope_theta"])
     for key in ("tie_word_embeddings", "rms_norm_eps", "max_position_embeddings"):
         if key not in config and hasattr(c, key):
@@ -273,33 +272,31 @@ def settle(config, generation):
 
 def describe_layers(c, get, tables):
     """What each layer sees (0: all), and the table that it rotates by, from 1 (0: none)."""
-    window, names = get("sliding_window", None), [*tables]
-    kinds = get("layer_types", ["full_attention" if window is None else "sliding_attention"] * c.num_hidden_layers)
+    window, n, number = get("sliding_window", None), c.num_hidden_layers, {kind: i for i, kind in enumerate(tables, 1)}
+    kinds = get("layer_types", ["full_attention" if window is None else "sliding_attention"] * n)
     local = [kind == "sliding_attention" for kind in kinds]
+    rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * n)
     if {*kinds} - {"full_attention", "sliding_attention"} or any(local) and not (type(window) is int and window > 0):
         fail(f"config: layer_types {listing({*kinds})} with sliding_window {window}: run.c has no such variant")
-    rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * len(kinds))
-    if len(rotated) < len(kinds):
-        fail(f"config: no_rope_layers {rotated} for {len(kinds)} layers")
-    return ([window if here and window < c.max_position_embeddings else 0 for here in local],
-            [1 + (kind in names and names.index(kind)) if here else 0 for kind, here in zip(kinds, rotated)])
+    if len(rotated) < n:
+        fail(f"config: no_rope_layers {rotated} for {n} layers")
+    return dict(layer_window=[window if here and window < c.max_position_embeddings else 0 for here in local],
+                layer_rope=[number.get(kind, 1) if here else 0 for kind, here in zip(kinds, rotated)])
 
 
 def describe(c, stops):
     """The header (see HEADER) of a config object, without what depends on the tensors, and the small tensors."""
     _, reads, fields = FAMILIES[c.architectures[0]]
     get = lambda key, default=0: getattr(c, key) if key in reads.split() else default
-    head_dim, bos = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads, c.bos_token_id
-    activation, caps = get("hidden_activation", getattr(c, "hidden_act", None)), [
-        get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
-    if activation not in ACTIVATIONS or 0 in caps:
-        fail(f"config: hidden_act {activation} ({', '.join(ACTIVATIONS)} are supported), soft caps {caps}")
-    tables = rope_tables(c)
-    windows, rotations = describe_layers(c, get, tables)
-    ropes = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables]
-    inverse_frequencies, factors = zip(*tables.values())
-    scale = c.hidden_size ** 0.5 if "gemma" in c.model_type else 1  # of the embedding, in float32
+    tables, head_dim = rope_tables(c), getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    ropes, (frequencies, factors) = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables], zip(
+        *tables.values())
+    activation, bos = get("hidden_activation", getattr(c, "hidden_act", None)), c.bos_token_id
+    caps = [get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
+    embedding_scale = np.float32(c.hidden_size ** 0.5 if "gemma" in c.model_type else 1).item()
     rotates = int(head_dim * ropes[0].get("partial_rotary_factor", 1))
+    seq_len = min([c.max_position_embeddings, *(
+        rope["original_max_position_embeddings"] for rope in ropes if rope["rope_type"] == "longrope")])
     h = dict(norm_place=1 | 4, qk_norm=0, biases=0) | fields
     h["biases"] |= 3 * get("attention_bias") | 4 * get("mlp_bias") | get("use_qkv_bias")
     h["norm_place"] = 1 | 16 if get("use_parallel_residual") else h["norm_place"]
@@ -307,22 +304,23 @@ def describe(c, stops):
     h |= dict(
         magic=MAGIC, version=1, dim=c.hidden_size, hidden_dim=c.intermediate_size, n_layers=c.num_hidden_layers,
         n_heads=c.num_attention_heads, n_kv_heads=c.num_key_value_heads, head_dim=head_dim, vocab_size=c.vocab_size,
-        seq_len=min([c.max_position_embeddings, *(rope["original_max_position_embeddings"] for rope in ropes
-                                                  if rope["rope_type"] == "longrope")]),
-        activation=ACTIVATIONS.index(activation), rope_dim=2 * len(inverse_frequencies[0]), n_rope_tables=len(tables),
-        bos_id=-1 if bos is None else bos, n_eos=len(stops), rms_norm_eps=get("layer_norm_eps") or c.rms_norm_eps,
+        seq_len=seq_len, activation=activation in ACTIVATIONS and ACTIVATIONS.index(activation),
+        rope_dim=2 * len(frequencies[0]), n_rope_tables=len(tables), bos_id=-1 if bos is None else bos,
+        n_eos=len(stops), rms_norm_eps=get("layer_norm_eps", getattr(c, "rms_norm_eps", 0)),
         rope_theta=ropes[0]["rope_theta"], rope_theta_local=ropes[1]["rope_theta"] if len(ropes) > 1 else 0,
         rope_attention_factor=factors[0], rope_attention_factor_local=factors[1] if len(ropes) > 1 else 1,
         attention_scale=get("attention_multiplier", get("query_pre_attn_scalar", head_dim) ** -0.5),
-        embedding_scale=get("embedding_multiplier", float(np.float32(scale))),
-        residual_scale=get("residual_multiplier", 1), logit_scale=get("logit_scale", 1) / get("logits_scaling", 1),
-        attention_softcap=caps[0] or 0, logit_softcap=caps[1] or 0)
+        embedding_scale=get("embedding_multiplier", embedding_scale), residual_scale=get("residual_multiplier", 1),
+        logit_scale=get("logit_scale", 1) / get("logits_scaling", 1), attention_softcap=caps[0] or 0,
+        logit_softcap=caps[1] or 0)
     for keys, low, high in (("dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len", 1, 2 ** 31 - 1),
                             ("attention_scale embedding_scale residual_scale logit_scale", 1e-9, 1e9),
-                            ("attention_softcap logit_softcap", 0, 1e9), ("rms_norm_eps", 0, 1)):
+                            ("attention_softcap logit_softcap", 0.0, 1e9), ("rms_norm_eps", 0.0, 1)):
         for key in keys.split():
-            if not low <= h[key] <= high or type(low) is int and low and type(h[key]) is not int:
+            if not low <= h[key] <= high or type(low) is int and type(h[key]) is not int:
                 fail(f"config: {key} is {h[key]!r} ({low} to {high} is expected)")
+    if activation not in ACTIVATIONS or 0 in caps:
+        fail(f"config: hidden_act {activation} ({', '.join(ACTIVATIONS)} are supported), soft caps {caps}")
     if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not head_dim >= rotates == h["rope_dim"]:
         fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, {rotates} of it "
              "rotated (a multiple and even numbers are expected)")
@@ -330,8 +328,7 @@ def describe(c, stops):
         fail(f"bos or eos {listing(bad)} is outside the vocabulary of {c.vocab_size}")
     if len(stops) > 16:
         fail(f"{len(stops)} end-of-text ids: {listing(stops)} (at most 16)")
-    return h, dict(eos_ids=stops, layer_window=windows, layer_rope=rotations,
-                   rope_freq=np.stack(inverse_frequencies))
+    return h, dict(eos_ids=stops, rope_freq=np.stack(frequencies)) | describe_layers(c, get, tables)
 
 
 # ---- The checkpoint ----
@@ -482,8 +479,8 @@ def open_hugging_face(folder):
         common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
                       tie_word_embeddings=config.get("tie_word_embeddings", True))
-        handles, shapes = ({name.replace("language_model.", ""): value for name, value in table.items() if not re.search(
-            r"vision_tower\.|multi_modal_projector\.", name)} for table in (handles, shapes))
+        handles, shapes = ({name.replace("language_model.", ""): value for name, value in found.items() if not
+                            re.search(r"vision_tower\.|multi_modal_projector\.", name)} for found in (handles, shapes))
     return Source(config, read_json(generation) if generation.exists() else {}, shapes,
                   lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
 
