@@ -476,6 +476,7 @@ INLINE float fast_erf(float x) {
     return __builtin_copysignf(a < 1 ? near : far, x);
 }
 
+// The activations, each to a few ulp (gelu and gelu_tanh of the larger of the result and x / 20).
 INLINE float silu(float x) { return x / (1 + fast_exp(-x)); }
 INLINE float gelu(float x) { return 0.5f * x * (1 + fast_erf(x * 0.707106781f)); }
 INLINE float gelu_tanh(float x) {  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
