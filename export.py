@@ -83,39 +83,40 @@ final_norm_bias           biases:8               d    model.norm
 classifier                untied:1               v,d  lm_head                     output       output
 """.strip().splitlines()}
 TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs")  # buffers in older files
-FUSED = dict(wq="self_attn.qkv_proj", wk="self_attn.qkv_proj", wv="self_attn.qkv_proj", w1="mlp.gate_up_proj",
-             w3="mlp.gate_up_proj")  # in Phi3's files
 
-# The families: model_type, the keys of config.json that transformers follows here and not in every family, and the
-# header fields that differ from Llama's. A key of another family is refused: transformers would ignore it.
-WINDOW = " sliding_window layer_types sliding_window_pattern _sliding_window_pattern "
-QWEN = WINDOW + "use_sliding_window"
-GEMMA = "attention_bias query_pre_attn_scalar final_logit_softcapping hidden_activation"
-COHERE, OLMO = dict(norm_kind=1, norm_place=1 | 16, rope_pairs=1), dict(norm_place=2 | 8, qk_norm=2)
-FAMILIES = {
-    "LlamaForCausalLM": ("llama", "attention_bias mlp_bias", {}),
-    "MistralForCausalLM": ("mistral", "sliding_window", {}),
-    "MinistralForCausalLM": ("ministral", WINDOW, {}),
-    "Qwen2ForCausalLM": ("qwen2", QWEN, dict(biases=1)),
-    "Qwen3ForCausalLM": ("qwen3", "attention_bias" + QWEN, dict(qk_norm=1)),
-    "SmolLM3ForCausalLM": ("smollm3", "attention_bias mlp_bias no_rope_layers no_rope_layer_interval" + QWEN, {}),
-    "GemmaForCausalLM": ("gemma", "attention_bias", dict(norm_weight_add=1)),
-    "Gemma2ForCausalLM": ("gemma2", GEMMA + WINDOW + "attn_logit_softcapping", dict(norm_weight_add=1, norm_place=15)),
-    "Gemma3ForCausalLM": ("gemma3_text", GEMMA + WINDOW + "rope_local_base_freq",
-                          dict(norm_weight_add=1, norm_place=15, qk_norm=1)),
-    "Olmo2ForCausalLM": ("olmo2", "attention_bias", OLMO),
-    "Olmo3ForCausalLM": ("olmo3", "attention_bias" + WINDOW, OLMO),
-    "CohereForCausalLM": ("cohere", "attention_bias layer_norm_eps logit_scale use_qk_norm", COHERE),
-    "Cohere2ForCausalLM": ("cohere2", "attention_bias layer_norm_eps logit_scale use_parallel_block" + WINDOW, COHERE),
-    "GraniteForCausalLM": ("granite", "attention_bias mlp_bias attention_multiplier embedding_multiplier "
-                           "residual_multiplier logits_scaling", {}),
-    "Phi3ForCausalLM": ("phi3", "sliding_window partial_rotary_factor original_max_position_embeddings", {}),
-    "StableLmForCausalLM": ("stablelm", "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual "
-                            "partial_rotary_factor", dict(norm_kind=1, biases=8))}
+# The families: Name of NameForCausalLM, model_type, header fields that differ from Llama's, and the keys of config.json
+# that transformers follows here and not in every family; a word in capitals stands for several. A key of another family
+# is refused: transformers would ignore it.
+SEVERAL = dict(BIASES="attention_bias mlp_bias",
+               WINDOW="sliding_window layer_types sliding_window_pattern _sliding_window_pattern",
+               GEMMA="attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping",
+               GRANITE="attention_multiplier embedding_multiplier residual_multiplier logits_scaling")
+FAMILIES = {}
+for line in """
+Llama      llama        -                                         BIASES
+Mistral    mistral      -                                         sliding_window
+Ministral  ministral    -                                         WINDOW
+Qwen2      qwen2        biases=1                                  WINDOW use_sliding_window
+Qwen3      qwen3        qk_norm=1                                 attention_bias WINDOW use_sliding_window
+SmolLM3    smollm3      -  BIASES WINDOW use_sliding_window no_rope_layers no_rope_layer_interval
+Gemma      gemma        norm_weight_add=1                         attention_bias
+Gemma2     gemma2       norm_weight_add=1,norm_place=15           GEMMA WINDOW attn_logit_softcapping
+Gemma3     gemma3_text  norm_weight_add=1,norm_place=15,qk_norm=1 GEMMA WINDOW rope_local_base_freq
+Olmo2      olmo2        norm_place=10,qk_norm=2                   attention_bias
+Olmo3      olmo3        norm_place=10,qk_norm=2                   attention_bias WINDOW
+Cohere     cohere       norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_qk_norm
+Cohere2    cohere2      norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_parallel_block WINDOW
+Granite    granite      -                                         BIASES GRANITE
+Phi3       phi3         -  sliding_window partial_rotary_factor original_max_position_embeddings
+StableLm   stablelm     norm_kind=1,biases=8  use_qkv_bias qk_layernorm use_parallel_residual partial_rotary_factor
+""".strip().splitlines():
+    name, kind, fields, *keys = line.split()
+    FAMILIES[name + "ForCausalLM"] = kind, {key for word in keys for key in SEVERAL.get(word, word).split()}, {
+        field: int(value) for field, value in re.findall(r"(\w+)=(\d+)", fields)}
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "sigmoid")
 # Keys that are followed in every family or without effect, and words by which another key may change the maths.
-READ = re.compile(r"rms_norm_eps|rope_(theta|scaling|parameters)|num_attention_heads|pretraining_tp|max_window_layers|"
-                  r".*(drop|flash|_implementation|initializer).*")
+READ = re.compile(r"(rms|layer)_norm_eps|rope_(theta|scaling|parameters)|num_attention_heads|pretraining_tp|"
+                  r"max_window_layers|.*(drop|flash|_implementation|initializer).*")
 SUSPECT = re.compile(r".*(scal|multipl|cap|norm|attn|attention|window|expert|moe|rope|rotary|clip|bias|alibi|residual|"
                      r"parallel|lora|quant|spars|prun|per_layer|directional|logit).*")
 ROPE_KEYS = {"default": "", "linear": "factor",
@@ -223,7 +224,7 @@ def check_keys(config):
     names = names or [name for name in FAMILIES if FAMILIES[name][0] == kind]
     if len(names) != 1 or names[0] not in FAMILIES or kind not in (None, FAMILIES[names[0]][0]):
         fail(f"architecture {listing(names)} of model_type {kind} is not supported ({', '.join(FAMILIES)} are)")
-    reads = FAMILIES[names[0]][1].split()
+    reads = FAMILIES[names[0]][1]
     for key, value in config.items():
         neutral = value in (None, "", [], {}) or value is False or type(value) is not bool and value in (0, 1)
         refused = SUSPECT.fullmatch(key) and key not in reads and not READ.fullmatch(key) and not neutral
@@ -257,7 +258,7 @@ def settle(config, generation):
         if (rope_type := rope["rope_type"]) not in ROPE_KEYS:
             fail(f"config: rope type {rope_type!r} is not supported ({', '.join(ROPE_KEYS)} are)")
         known = {"type", "rope_type", "rope_theta", *ROPE_KEYS[rope_type].split()}
-        if unknown := rope.keys() - known - ({"partial_rotary_factor"} & {*reads.split()}):
+        if unknown := rope.keys() - known - (reads & {"partial_rotary_factor"}):
             fail(f"config: {listing(unknown)} of rope type {rope_type!r}: run.c has no such variant")
         rope["rope_theta"] = float(rope["rope_theta"])
     for key in ("tie_word_embeddings", "rms_norm_eps", "max_position_embeddings"):
@@ -287,7 +288,7 @@ def describe_layers(c, get, tables):
 def describe(c, stops):
     """The header (see HEADER) of a config object, without what depends on the tensors, and the small tensors."""
     _, reads, fields = FAMILIES[c.architectures[0]]
-    get = lambda key, default=0: getattr(c, key) if key in reads.split() else default
+    get = lambda key, default=0: getattr(c, key) if key in reads else default
     tables, head_dim = rope_tables(c), getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     ropes, (frequencies, factors) = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables], zip(
         *tables.values())
@@ -306,7 +307,7 @@ def describe(c, stops):
         n_heads=c.num_attention_heads, n_kv_heads=c.num_key_value_heads, head_dim=head_dim, vocab_size=c.vocab_size,
         seq_len=seq_len, activation=activation in ACTIVATIONS and ACTIVATIONS.index(activation),
         rope_dim=2 * len(frequencies[0]), n_rope_tables=len(tables), bos_id=-1 if bos is None else bos,
-        n_eos=len(stops), rms_norm_eps=get("layer_norm_eps", getattr(c, "rms_norm_eps", 0)),
+        n_eos=len(stops), rms_norm_eps=getattr(c, "layer_norm_eps" if "norm_kind" in fields else "rms_norm_eps"),
         rope_theta=ropes[0]["rope_theta"], rope_theta_local=ropes[1]["rope_theta"] if len(ropes) > 1 else 0,
         rope_attention_factor=factors[0], rope_attention_factor_local=factors[1] if len(ropes) > 1 else 1,
         attention_scale=get("attention_multiplier", get("query_pre_attn_scalar", head_dim) ** -0.5),
@@ -371,12 +372,11 @@ def tensor_name(column, name, layer=None):
 def places(column, kind, name, layer, shape, h):
     """Where a tensor lies in the source: (name there, first row, shape) of each part. Phi3 has several in one, StableLM
     a norm for each head, and where norms come after the sublayers, too, the one before the FFN is called otherwise."""
-    whole, q = tensor_name(column, name, layer), h["n_heads"] * h["head_dim"]
+    whole, q, k = tensor_name(column, name, layer), h["n_heads"] * h["head_dim"], h["n_kv_heads"] * h["head_dim"]
     if kind == "stablelm" and name in ("q_norm", "k_norm"):
         return [(whole.replace("_norm.", f"_layernorm.norms.{i}."), 0, shape[1:]) for i in range(shape[0])]
-    if kind == "phi3" and name in FUSED:
-        first = dict(wk=q, wv=q + h["n_kv_heads"] * h["head_dim"], w3=h["hidden_dim"]).get(name, 0)
-        return [(whole.replace(TENSORS[name][column], FUSED[name]), first, shape)]
+    if kind == "phi3" and (first := dict(wq=0, wk=q, wv=q + k, w1=0, w3=h["hidden_dim"]).get(name)) is not None:
+        return [(re.sub("[qkv]_proj", "qkv_proj", re.sub("(gate|up)_proj", "gate_up_proj", whole)), first, shape)]
     if name == "ffn_norm" and h["norm_place"] & 2:
         whole = whole.replace("post_attention", "pre_feedforward")
     return [(whole, 0, shape)]
@@ -1482,11 +1482,10 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
              "could not load them)")
     tensors = {}
-    for (name, layer), array in arrays.items():
-        known = len(TENSORS.get(name, ())) > 3
-        parts = places(HUGGING_FACE, c.model_type, name, layer, array.shape, h) if known else []
-        for i, (part, *_) in enumerate(parts):
-            tensors.setdefault(part, []).append(torch.from_numpy(array if len(parts) == 1 else array[i]))
+    for name, layer in (key for key in arrays if len(TENSORS.get(key[0], ())) > 3):
+        parts = places(HUGGING_FACE, c.model_type, name, layer, arrays[name, layer].shape, h)
+        for (part, *_), array in zip(parts, arrays[name, layer] if len(parts) > 1 else [arrays[name, layer]]):
+            tensors.setdefault(part, []).append(torch.from_numpy(array))
     origin = tokenizer and find_source(tokenizer)
     files = [file for name in TOKENIZER_FILES if origin and (file := origin / name).exists()]
     if tokenizer and not files:
