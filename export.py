@@ -83,47 +83,47 @@ final_norm_bias           biases:8               d    model.norm
 classifier                untied:1               v,d  lm_head                     output       output
 """.strip().splitlines()}
 TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs")  # buffers in older files
-FUSED = dict(wq="self_attn.qkv_proj", wk="self_attn.qkv_proj", wv="self_attn.qkv_proj", w1="mlp.gate_up_proj",
-             w3="mlp.gate_up_proj")  # in Phi3's files
 
-# The families: model_type, the keys of config.json that transformers follows here and not in every family, and the
-# header fields that differ from Llama's. A key of another family is refused: transformers would ignore it.
-WINDOW = " sliding_window layer_types sliding_window_pattern _sliding_window_pattern "
-QWEN = WINDOW + "use_sliding_window"
-GEMMA = "attention_bias query_pre_attn_scalar final_logit_softcapping hidden_activation"
-COHERE, OLMO = dict(norm_kind=1, norm_place=1 | 16, rope_pairs=1), dict(norm_place=2 | 8, qk_norm=2)
-FAMILIES = {
-    "LlamaForCausalLM": ("llama", "attention_bias mlp_bias", {}),
-    "MistralForCausalLM": ("mistral", "sliding_window", {}),
-    "MinistralForCausalLM": ("ministral", WINDOW, {}),
-    "Qwen2ForCausalLM": ("qwen2", QWEN, dict(biases=1)),
-    "Qwen3ForCausalLM": ("qwen3", "attention_bias" + QWEN, dict(qk_norm=1)),
-    "SmolLM3ForCausalLM": ("smollm3", "attention_bias mlp_bias no_rope_layers no_rope_layer_interval" + QWEN, {}),
-    "GemmaForCausalLM": ("gemma", "attention_bias", dict(norm_weight_add=1)),
-    "Gemma2ForCausalLM": ("gemma2", GEMMA + WINDOW + "attn_logit_softcapping", dict(norm_weight_add=1, norm_place=15)),
-    "Gemma3ForCausalLM": ("gemma3_text", GEMMA + WINDOW + "rope_local_base_freq",
-                          dict(norm_weight_add=1, norm_place=15, qk_norm=1)),
-    "Olmo2ForCausalLM": ("olmo2", "attention_bias", OLMO),
-    "Olmo3ForCausalLM": ("olmo3", "attention_bias" + WINDOW, OLMO),
-    "CohereForCausalLM": ("cohere", "attention_bias layer_norm_eps logit_scale use_qk_norm", COHERE),
-    "Cohere2ForCausalLM": ("cohere2", "attention_bias layer_norm_eps logit_scale use_parallel_block" + WINDOW, COHERE),
-    "GraniteForCausalLM": ("granite", "attention_bias mlp_bias attention_multiplier embedding_multiplier "
-                           "residual_multiplier logits_scaling", {}),
-    "Phi3ForCausalLM": ("phi3", "sliding_window partial_rotary_factor original_max_position_embeddings", {}),
-    "StableLmForCausalLM": ("stablelm", "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual "
-                            "partial_rotary_factor", dict(norm_kind=1, biases=8))}
+# The families: Name of NameForCausalLM, model_type, header fields that differ from Llama's, and the keys of config.json
+# that transformers follows here and not in every family; a word in capitals stands for several. A key of another family
+# is refused: transformers would ignore it.
+SEVERAL = dict(BIASES="attention_bias mlp_bias",
+               WINDOW="sliding_window layer_types sliding_window_pattern _sliding_window_pattern",
+               GEMMA="attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping",
+               GRANITE="attention_multiplier embedding_multiplier residual_multiplier logits_scaling")
+FAMILIES = {}
+for line in """
+Llama      llama        -                                         BIASES
+Mistral    mistral      -                                         sliding_window
+Ministral  ministral    -                                         WINDOW
+Qwen2      qwen2        biases=1                                  WINDOW use_sliding_window
+Qwen3      qwen3        qk_norm=1                                 attention_bias WINDOW use_sliding_window
+SmolLM3    smollm3      -  BIASES WINDOW use_sliding_window no_rope_layers no_rope_layer_interval
+Gemma      gemma        norm_weight_add=1                         attention_bias
+Gemma2     gemma2       norm_weight_add=1,norm_place=15           GEMMA WINDOW attn_logit_softcapping
+Gemma3     gemma3_text  norm_weight_add=1,norm_place=15,qk_norm=1 GEMMA WINDOW rope_local_base_freq
+Olmo2      olmo2        norm_place=10,qk_norm=2                   attention_bias
+Olmo3      olmo3        norm_place=10,qk_norm=2                   attention_bias WINDOW
+Cohere     cohere       norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_qk_norm
+Cohere2    cohere2      norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_parallel_block WINDOW
+Granite    granite      -                                         BIASES GRANITE
+Phi3       phi3         -  sliding_window partial_rotary_factor original_max_position_embeddings
+StableLm   stablelm     norm_kind=1,biases=8  use_qkv_bias qk_layernorm use_parallel_residual partial_rotary_factor
+""".strip().splitlines():
+    name, kind, fields, *keys = line.split()
+    FAMILIES[name + "ForCausalLM"] = kind, {key for word in keys for key in SEVERAL.get(word, word).split()}, {
+        field: int(value) for field, value in re.findall(r"(\w+)=(\d+)", fields)}
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "sigmoid")
 # Keys that are followed in every family or without effect, and words by which another key may change the maths.
-READ = re.compile(r"rms_norm_eps|rope_(theta|scaling|parameters)|num_attention_heads|pretraining_tp|max_window_layers|"
-                  r".*(drop|flash|_implementation|initializer).*")
+READ = re.compile(r"(rms|layer)_norm_eps|rope_(theta|scaling|parameters)|num_attention_heads|pretraining_tp|"
+                  r"max_window_layers|.*(drop|flash|_implementation|initializer).*")
 SUSPECT = re.compile(r".*(scal|multipl|cap|norm|attn|attention|window|expert|moe|rope|rotary|clip|bias|alibi|residual|"
                      r"parallel|lora|quant|spars|prun|per_layer|directional|logit).*")
-ROPE_KEYS = {"default": set(), "linear": {"factor"},
-             "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-             "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor",
-                          "long_factor"},
-             "yarn": {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
-                      "mscale", "mscale_all_dim", "truncate", "finetuned"}}
+ROPE_KEYS = {"default": "", "linear": "factor",
+             "llama3": "factor original_max_position_embeddings low_freq_factor high_freq_factor",
+             "longrope": "factor original_max_position_embeddings attention_factor short_factor long_factor",
+             "yarn": "factor original_max_position_embeddings attention_factor beta_fast beta_slow truncate finetuned "
+                     "mscale mscale_all_dim"}
 LLAMA3 = dict(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 # What a GGUF calls config.json's numbers, and what Meta and llama2.c may say of a model.
 GGUF_KEYS = dict(hidden_size="embedding_length", intermediate_size="feed_forward_length",
@@ -224,7 +224,7 @@ def check_keys(config):
     names = names or [name for name in FAMILIES if FAMILIES[name][0] == kind]
     if len(names) != 1 or names[0] not in FAMILIES or kind not in (None, FAMILIES[names[0]][0]):
         fail(f"architecture {listing(names)} of model_type {kind} is not supported ({', '.join(FAMILIES)} are)")
-    reads = FAMILIES[names[0]][1].split()
+    reads = FAMILIES[names[0]][1]
     for key, value in config.items():
         neutral = value in (None, "", [], {}) or value is False or type(value) is not bool and value in (0, 1)
         refused = SUSPECT.fullmatch(key) and key not in reads and not READ.fullmatch(key) and not neutral
@@ -232,7 +232,7 @@ def check_keys(config):
             refused = {*(value or ())} - {"full_attention"}
         if key == "auto_map" and value:  # code beside the model: transformers leaves it alone where it knows the name
             refused = not str(value.get("AutoModelForCausalLM")).endswith("." + names[0])
-        if refused or key == "is_causal" and value is False:
+        if refused or key == "is_causal" and not value:
             fail(f"config: {key} is {value!r}: run.c has no such variant")
     return names[0]
 
@@ -255,11 +255,11 @@ def settle(config, generation):
     if unknown := ropes.keys() - {"full_attention", "sliding_attention"}:
         fail(f"config: {listing(unknown)} of rope_parameters, which {architecture} has for each kind of layers")
     for rope in ropes.values():
-        known = {"type", "rope_type", "rope_theta"} | ({*reads.split()} & {"partial_rotary_factor"})
-        if rope["rope_type"] not in ROPE_KEYS:
-            fail(f"config: rope type {rope['rope_type']!r} is not supported ({', '.join(ROPE_KEYS)} are)")
-        if unknown := rope.keys() - ROPE_KEYS[rope["rope_type"]] - known:
-            fail(f"config: {listing(unknown)} of rope type {rope['rope_type']!r}: run.c has no such variant")
+        if (rope_type := rope["rope_type"]) not in ROPE_KEYS:
+            fail(f"config: rope type {rope_type!r} is not supported ({', '.join(ROPE_KEYS)} are)")
+        known = {"type", "rope_type", "rope_theta", *ROPE_KEYS[rope_type].split()}
+        if unknown := rope.keys() - known - (reads & {"partial_rotary_factor"}):
+            fail(f"config: {listing(unknown)} of rope type {rope_type!r}: run.c has no such variant")
         rope["rope_theta"] = float(rope["rope_theta"])
     for key in ("tie_word_embeddings", "rms_norm_eps", "max_position_embeddings"):
         if key not in config and hasattr(c, key):
@@ -273,33 +273,31 @@ def settle(config, generation):
 
 def describe_layers(c, get, tables):
     """What each layer sees (0: all), and the table that it rotates by, from 1 (0: none)."""
-    window, names = get("sliding_window", None), [*tables]
-    kinds = get("layer_types", ["full_attention" if window is None else "sliding_attention"] * c.num_hidden_layers)
+    window, n, number = get("sliding_window", None), c.num_hidden_layers, {kind: i for i, kind in enumerate(tables, 1)}
+    kinds = get("layer_types", ["full_attention" if window is None else "sliding_attention"] * n)
     local = [kind == "sliding_attention" for kind in kinds]
+    rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * n)
     if {*kinds} - {"full_attention", "sliding_attention"} or any(local) and not (type(window) is int and window > 0):
         fail(f"config: layer_types {listing({*kinds})} with sliding_window {window}: run.c has no such variant")
-    rotated = local if c.model_type == "cohere2" else get("no_rope_layers", [1] * len(kinds))
-    if len(rotated) < len(kinds):
-        fail(f"config: no_rope_layers {rotated} for {len(kinds)} layers")
-    return ([window if here and window < c.max_position_embeddings else 0 for here in local],
-            [1 + (kind in names and names.index(kind)) if here else 0 for kind, here in zip(kinds, rotated)])
+    if len(rotated) < n:
+        fail(f"config: no_rope_layers {rotated} for {n} layers")
+    return dict(layer_window=[window if here and window < c.max_position_embeddings else 0 for here in local],
+                layer_rope=[number.get(kind, 1) if here else 0 for kind, here in zip(kinds, rotated)])
 
 
 def describe(c, stops):
     """The header (see HEADER) of a config object, without what depends on the tensors, and the small tensors."""
     _, reads, fields = FAMILIES[c.architectures[0]]
-    get = lambda key, default=0: getattr(c, key) if key in reads.split() else default
-    head_dim, bos = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads, c.bos_token_id
-    activation, caps = get("hidden_activation", getattr(c, "hidden_act", None)), [
-        get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
-    if activation not in ACTIVATIONS or 0 in caps:
-        fail(f"config: hidden_act {activation} ({', '.join(ACTIVATIONS)} are supported), soft caps {caps}")
-    tables = rope_tables(c)
-    windows, rotations = describe_layers(c, get, tables)
-    ropes = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables]
-    inverse_frequencies, factors = zip(*tables.values())
-    scale = c.hidden_size ** 0.5 if "gemma" in c.model_type else 1  # of the embedding, in float32
+    get = lambda key, default=0: getattr(c, key) if key in reads else default
+    tables, head_dim = rope_tables(c), getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    ropes, (frequencies, factors) = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables], zip(
+        *tables.values())
+    activation, bos = get("hidden_activation", getattr(c, "hidden_act", None)), c.bos_token_id
+    caps = [get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
+    embedding_scale = np.float32(c.hidden_size ** 0.5 if "gemma" in c.model_type else 1).item()
     rotates = int(head_dim * ropes[0].get("partial_rotary_factor", 1))
+    seq_len = min([c.max_position_embeddings, *(
+        rope["original_max_position_embeddings"] for rope in ropes if rope["rope_type"] == "longrope")])
     h = dict(norm_place=1 | 4, qk_norm=0, biases=0) | fields
     h["biases"] |= 3 * get("attention_bias") | 4 * get("mlp_bias") | get("use_qkv_bias")
     h["norm_place"] = 1 | 16 if get("use_parallel_residual") else h["norm_place"]
@@ -307,22 +305,23 @@ def describe(c, stops):
     h |= dict(
         magic=MAGIC, version=1, dim=c.hidden_size, hidden_dim=c.intermediate_size, n_layers=c.num_hidden_layers,
         n_heads=c.num_attention_heads, n_kv_heads=c.num_key_value_heads, head_dim=head_dim, vocab_size=c.vocab_size,
-        seq_len=min([c.max_position_embeddings, *(rope["original_max_position_embeddings"] for rope in ropes
-                                                  if rope["rope_type"] == "longrope")]),
-        activation=ACTIVATIONS.index(activation), rope_dim=2 * len(inverse_frequencies[0]), n_rope_tables=len(tables),
-        bos_id=-1 if bos is None else bos, n_eos=len(stops), rms_norm_eps=get("layer_norm_eps") or c.rms_norm_eps,
+        seq_len=seq_len, activation=activation in ACTIVATIONS and ACTIVATIONS.index(activation),
+        rope_dim=2 * len(frequencies[0]), n_rope_tables=len(tables), bos_id=-1 if bos is None else bos,
+        n_eos=len(stops), rms_norm_eps=getattr(c, "layer_norm_eps" if "norm_kind" in fields else "rms_norm_eps"),
         rope_theta=ropes[0]["rope_theta"], rope_theta_local=ropes[1]["rope_theta"] if len(ropes) > 1 else 0,
         rope_attention_factor=factors[0], rope_attention_factor_local=factors[1] if len(ropes) > 1 else 1,
         attention_scale=get("attention_multiplier", get("query_pre_attn_scalar", head_dim) ** -0.5),
-        embedding_scale=get("embedding_multiplier", float(np.float32(scale))),
-        residual_scale=get("residual_multiplier", 1), logit_scale=get("logit_scale", 1) / get("logits_scaling", 1),
-        attention_softcap=caps[0] or 0, logit_softcap=caps[1] or 0)
+        embedding_scale=get("embedding_multiplier", embedding_scale), residual_scale=get("residual_multiplier", 1),
+        logit_scale=get("logit_scale", 1) / get("logits_scaling", 1), attention_softcap=caps[0] or 0,
+        logit_softcap=caps[1] or 0)
     for keys, low, high in (("dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len", 1, 2 ** 31 - 1),
                             ("attention_scale embedding_scale residual_scale logit_scale", 1e-9, 1e9),
-                            ("attention_softcap logit_softcap", 0, 1e9), ("rms_norm_eps", 0, 1)):
+                            ("attention_softcap logit_softcap", 0.0, 1e9), ("rms_norm_eps", 0.0, 1)):
         for key in keys.split():
-            if not low <= h[key] <= high or type(low) is int and low and type(h[key]) is not int:
+            if not low <= h[key] <= high or type(low) is int and type(h[key]) is not int:
                 fail(f"config: {key} is {h[key]!r} ({low} to {high} is expected)")
+    if activation not in ACTIVATIONS or 0 in caps:
+        fail(f"config: hidden_act {activation} ({', '.join(ACTIVATIONS)} are supported), soft caps {caps}")
     if h["n_heads"] % h["n_kv_heads"] or head_dim % 2 or not head_dim >= rotates == h["rope_dim"]:
         fail(f"config: {h['n_heads']} heads, {h['n_kv_heads']} key/value heads, head_dim {head_dim}, {rotates} of it "
              "rotated (a multiple and even numbers are expected)")
@@ -330,8 +329,7 @@ def describe(c, stops):
         fail(f"bos or eos {listing(bad)} is outside the vocabulary of {c.vocab_size}")
     if len(stops) > 16:
         fail(f"{len(stops)} end-of-text ids: {listing(stops)} (at most 16)")
-    return h, dict(eos_ids=stops, layer_window=windows, layer_rope=rotations,
-                   rope_freq=np.stack(inverse_frequencies))
+    return h, dict(eos_ids=stops, rope_freq=np.stack(frequencies)) | describe_layers(c, get, tables)
 
 
 # ---- The checkpoint ----
@@ -374,12 +372,11 @@ def tensor_name(column, name, layer=None):
 def places(column, kind, name, layer, shape, h):
     """Where a tensor lies in the source: (name there, first row, shape) of each part. Phi3 has several in one, StableLM
     a norm for each head, and where norms come after the sublayers, too, the one before the FFN is called otherwise."""
-    whole, q = tensor_name(column, name, layer), h["n_heads"] * h["head_dim"]
+    whole, q, k = tensor_name(column, name, layer), h["n_heads"] * h["head_dim"], h["n_kv_heads"] * h["head_dim"]
     if kind == "stablelm" and name in ("q_norm", "k_norm"):
         return [(whole.replace("_norm.", f"_layernorm.norms.{i}."), 0, shape[1:]) for i in range(shape[0])]
-    if kind == "phi3" and name in FUSED:
-        first = dict(wk=q, wv=q + h["n_kv_heads"] * h["head_dim"], w3=h["hidden_dim"]).get(name, 0)
-        return [(whole.replace(TENSORS[name][column], FUSED[name]), first, shape)]
+    if kind == "phi3" and (first := dict(wq=0, wk=q, wv=q + k, w1=0, w3=h["hidden_dim"]).get(name)) is not None:
+        return [(re.sub("[qkv]_proj", "qkv_proj", re.sub("(gate|up)_proj", "gate_up_proj", whole)), first, shape)]
     if name == "ffn_norm" and h["norm_place"] & 2:
         whole = whole.replace("post_attention", "pre_feedforward")
     return [(whole, 0, shape)]
@@ -482,8 +479,8 @@ def open_hugging_face(folder):
         common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
                       tie_word_embeddings=config.get("tie_word_embeddings", True))
-        handles, shapes = ({name.replace("language_model.", ""): value for name, value in table.items() if not re.search(
-            r"vision_tower\.|multi_modal_projector\.", name)} for table in (handles, shapes))
+        handles, shapes = ({name.replace("language_model.", ""): value for name, value in found.items() if not
+                            re.search(r"vision_tower\.|multi_modal_projector\.", name)} for found in (handles, shapes))
     return Source(config, read_json(generation) if generation.exists() else {}, shapes,
                   lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
 
@@ -1532,11 +1529,10 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
              "could not load them)")
     tensors = {}
-    for (name, layer), array in arrays.items():
-        known = len(TENSORS.get(name, ())) > 3
-        parts = places(HUGGING_FACE, c.model_type, name, layer, array.shape, h) if known else []
-        for i, (part, *_) in enumerate(parts):
-            tensors.setdefault(part, []).append(torch.from_numpy(array if len(parts) == 1 else array[i]))
+    for name, layer in (key for key in arrays if len(TENSORS.get(key[0], ())) > 3):
+        parts = places(HUGGING_FACE, c.model_type, name, layer, arrays[name, layer].shape, h)
+        for (part, *_), array in zip(parts, arrays[name, layer] if len(parts) > 1 else [arrays[name, layer]]):
+            tensors.setdefault(part, []).append(torch.from_numpy(array))
     origin = tokenizer and find_source(tokenizer)
     files = [file for name in TOKENIZER_FILES if origin and (file := origin / name).exists()]
     if tokenizer and not files:

@@ -44,7 +44,8 @@ GRID = {
         head_dim=16, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)],
     "smollm3": [dict(num_hidden_layers=5), dict(
         num_hidden_layers=3, no_rope_layers=[0, 1, 1], attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
-        dict(num_hidden_layers=4, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=WINDOW)],
+        dict(num_hidden_layers=4, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=WINDOW),
+        dict(layer_types=[SLIDING, FULL], sliding_window=WINDOW, use_sliding_window=False)],  # a mask all the same
     "gemma": [dict(ODD, num_key_value_heads=1), dict(head_dim=16, hidden_act="gelu", attention_bias=True)],
     "gemma2": [dict(head_dim=24, query_pre_attn_scalar=40, sliding_window=WINDOW, num_hidden_layers=3,
                     attn_logit_softcapping=4.0, final_logit_softcapping=6.0),
@@ -62,7 +63,7 @@ GRID = {
         dict(layer_types=[FULL, FULL])],
     "cohere": [dict(logit_scale=0.25), dict(ODD, use_qk_norm=True, attention_bias=True, tie_word_embeddings=False)],
     "cohere2": [dict(sliding_window=WINDOW, num_hidden_layers=5, logit_scale=0.3), dict(
-        sliding_window=WINDOW, layer_types=[FULL, SLIDING], attention_bias=True)],
+        ODD, sliding_window=WINDOW, layer_types=[FULL, SLIDING], attention_bias=True)],
     "granite": [dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.05,
                      logits_scaling=3.0), dict(ODD, attention_bias=True, mlp_bias=True)],
     "phi3": [dict(sliding_window=WINDOW), dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3,
