@@ -21,6 +21,7 @@ import signal
 import struct
 import sys
 import zipfile
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -708,12 +709,9 @@ def sequence(*parts):
     return sum((code for code, _ in parts), []), all(empty for _, empty in parts)
 
 
-def either(first, *others):
-    if not others:
-        return first
-    rest, empty = either(*others)
-    code = [[GO, len(first[0]) + 2, 0, 0, 0], *first[0], [GO, len(rest) + 1, 0, 1, 1], *rest]
-    return code, first[1] or empty
+def either(first, other):
+    code = [[GO, len(first[0]) + 2, 0, 0, 0], *first[0], [GO, len(other[0]) + 1, 0, 1, 1], *other[0]]
+    return code, first[1] or other[1]
 
 
 def apart(kind, part):
@@ -756,10 +754,8 @@ class Pattern:
         return found
 
     def alternatives(self):
-        parts = [self.sequence()]
-        while self.take(r"\|"):
-            parts.append(self.sequence())
-        return either(*parts)
+        first = self.sequence()
+        return either(first, self.alternatives()) if self.take(r"\|") else first
 
     def sequence(self):
         parts, literal = [], ""
@@ -830,6 +826,14 @@ def cuts(behavior, invert=False):
     return sum((bits >> (3 - k) & 1) << k for k in range(4)) | (bits >> 5 << 4) if invert else bits
 
 
+def leaves(part):
+    """The normalizers, pre-tokenizers or decoders in one, in order, those in sequences too."""
+    if part and part["type"] == "Sequence":
+        inner, = (value for key, value in part.items() if key != "type")
+        return sum(map(leaves, inner), [])
+    return [part] if part else []
+
+
 def expression(pattern):
     """The regular expression of a Split's or Replace's pattern."""
     (kind, text), = pattern.items()
@@ -859,20 +863,15 @@ class Program:
         return [first, len(self.rows["map"])]
 
     def trie(self, words):
-        """A range of EDGES from which the ids of {numbers or text: id} are reached."""
-        root, rows, above = [NONE, {}], self.rows["edges"], [0, 0, 0, 0]
-        for word, i in words.items():
-            node = root
-            for unit in word:
-                node = node[1].setdefault(unit if isinstance(unit, int) else ord(unit), [NONE, {}])
-            node[0] = i
-        queue = [(above, root[1])]
-        for row, below in queue:
-            row[2:] = len(rows), len(rows) + len(below)
-            for unit, (i, more) in sorted(below.items()):
-                rows.append([unit, i, 0, 0])
-                queue.append((rows[-1], more))
-        return above[2:]
+        """A range of EDGES from which the ids of {bytes or text: id} are reached."""
+        prefixes = {word[:k] for word in words for k in range(1, len(word) + 1)}
+        rows, below = self.rows["edges"], Counter(prefix[:-1] for prefix in prefixes)
+        first, end = len(rows), len(rows) + sum(len(prefix) == 1 for prefix in prefixes)
+        root = [first, end]
+        for prefix in sorted(prefixes, key=lambda prefix: (len(prefix), prefix)):
+            first, end = end, end + below[prefix]
+            rows.append([ord(prefix[-1:]), words.get(prefix, NONE), first, end])
+        return root
 
     def class_of(self, text):
         """The number of a class: of a name or expression that ask() knows, or of an array."""
@@ -896,55 +895,43 @@ class Program:
     def prepend(self, content, unless_there=True, first=False):
         self.split(f"(?!{re.escape(content)})" * unless_there, 0b10100000 if first else 0b1100000, content)
 
-    def normalizer(self, n):
-        kind = n and n["type"]
-        if kind == "Sequence":
-            for part in n["normalizers"]:
-                self.normalizer(part)
-        elif kind == "Prepend":
-            self.prepend(n["prepend"], False)
-        elif kind == "Replace":
-            self.split(expression(n["pattern"]), REPLACE, n["content"])
-        elif kind == "Strip":
-            for pattern in [r"\A\s+"] * n["strip_left"] + [r"(?<!\s)\s+\z"] * n["strip_right"]:
-                self.split(pattern, REPLACE)
-        elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
-            self.normalize(kind)
-        elif kind:
-            refuse(f"the normalizer {kind}")
-
-    def pre_tokenizer(self, p):
-        kind = p and p["type"]
-        if kind and self.byte_level:
-            refuse(f"the pre-tokenizer {kind} after ByteLevel")
-        splits = {"Split": lambda: (expression(p["pattern"]), cuts(p["behavior"], p["invert"])),
-                  "Digits": lambda: (self.one("digit"), cuts("isolated" if p["individual_digits"] else "contiguous")),
-                  "Punctuation": lambda: (self.one("punctuation"), cuts(p["behavior"])),
+    def add(self, part):
+        """Compiles a normalizer or a pre-tokenizer."""
+        kind = part["type"]
+        if self.byte_level:
+            refuse(f"{kind} after ByteLevel")
+        splits = {"Replace": lambda: (expression(part["pattern"]), REPLACE, part["content"]),
+                  "Split": lambda: (expression(part["pattern"]), cuts(part["behavior"], part["invert"])),
+                  "Digits": lambda: (self.one("digit"), cuts(["contiguous", "isolated"][part["individual_digits"]])),
+                  "Punctuation": lambda: (self.one("punctuation"), cuts(part["behavior"])),
                   "Whitespace": lambda: (either(*(repeat(self.one(name), 1, NONE) for name in ("word", "other"))),
                                          cuts("removed", True)),
                   "WhitespaceSplit": lambda: (r"\s", cuts("removed")),
-                  "CharDelimiterSplit": lambda: (re.escape(p["delimiter"]), cuts("removed"))}
+                  "CharDelimiterSplit": lambda: (re.escape(part["delimiter"]), cuts("removed"))}
         if kind in splits:
             self.split(*splits[kind]())
-        elif kind == "Sequence":
-            for i, part in enumerate(p["pretokenizers"]):
-                if i and part.get("prepend_scheme") == "first":
-                    refuse("Metaspace with prepend_scheme first after other steps")
-                self.pre_tokenizer(part)
-        elif kind == "ByteLevel":
-            if p["add_prefix_space"]:
+        elif kind == "Prepend":
+            self.prepend(part["prepend"], False)
+        elif kind == "Strip":
+            for pattern in [r"\A\s+"] * part["strip_left"] + [r"(?<!\s)\s+\z"] * part["strip_right"]:
+                self.split(pattern, REPLACE)
+        elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
+            self.normalize(kind)
+        elif kind == "ByteLevel" and "use_regex" in part:  # not the normalizer of this name
+            if part["add_prefix_space"]:
                 self.prepend(" ")
-            if p["use_regex"]:
+            if part["use_regex"]:
                 self.split(GPT2, cuts("isolated"))
             self.byte_level = True
         elif kind == "Metaspace":
-            self.split(" ", REPLACE, p["replacement"])
-            if p["prepend_scheme"] != "never":
-                self.prepend(p["replacement"], first=p["prepend_scheme"] == "first")
-            if p["split"]:
-                self.split(re.escape(p["replacement"]), cuts("mergedwithnext"))
-        elif kind:
-            refuse(f"the pre-tokenizer {kind}")
+            mark, scheme = part["replacement"], part["prepend_scheme"]
+            self.split(" ", REPLACE, mark)
+            if scheme != "never":
+                self.prepend(mark, first=scheme == "first")
+            if part["split"]:
+                self.split(re.escape(mark), cuts("mergedwithnext"))
+        else:
+            refuse(f"the step {kind}")
 
     def normalize(self, form):
         """A step that maps code points and, for Unicode's normal forms, orders marks and composes."""
@@ -1162,22 +1149,24 @@ def read_vocabulary(source):
 
 def decoder_of(d):
     """-> a function from a piece to its bytes, and how many leading spaces are stripped (NONE: the first token's)"""
-    parts = d["decoders"] if d and d["type"] == "Sequence" else [d] if d else []
-    kinds, replace, strip = [part["type"] for part in parts], [], 0
+    parts = leaves(d)
+    kinds, replace, strip = " ".join(part["type"] for part in parts), [], 0
     if not parts:
         return lambda piece: b" " + piece.encode(), 1  # joined with spaces
-    if kinds == ["ByteLevel"]:
+    if kinds == "ByteLevel":
         return byte_level, 0
-    for k, (kind, part) in enumerate(zip(kinds, parts)):
-        if kind == "Replace" and "String" in part["pattern"] and not {"Fuse", "ByteFallback"} & {*kinds[:k]}:
+    if not re.fullmatch("Metaspace|(Replace ?)*(ByteFallback ?)?(Fuse ?(Strip)?)?", kinds):
+        refuse(f"the decoder {kinds}")
+    for part in parts:
+        if part["type"] == "Replace" and "String" in part["pattern"]:
             replace.append((part["pattern"]["String"], part["content"]))
-        elif kind == "Metaspace" and len(parts) == 1:
+        elif part["type"] == "Metaspace":
             replace.append((part["replacement"], " "))
             strip = NONE if part["prepend_scheme"] != "never" else 0
-        elif kind == "Strip" and "Fuse" in kinds[:k] and not strip and part["stop"] == 0 and part["content"] == " ":
+        elif part["type"] == "Strip" and part["stop"] == 0 and part["content"] == " ":
             strip = part["start"]
-        elif kind not in ("Fuse", "ByteFallback"):
-            refuse(f"the decoder {' '.join(kinds)}")
+        elif part["type"] in ("Replace", "Strip"):
+            refuse(f"the decoder {json.dumps(part)}")
 
     def decode(piece):
         for old, new in replace:
@@ -1415,31 +1404,31 @@ def compile_vocabulary(p, model):
     return NONE if unk is None else vocab[unk], pairs
 
 
-def compile_added(p, added, normalized):
-    """The step that finds the added tokens in the raw or in the normalized text."""
-    found = {}
-    for token in added:
-        text = token.get("match", token["content"])
-        if len(text.encode()) > 1024:
-            refuse(f"the added token {token['content'][:40]!r}... of {len(text.encode())} bytes, more than 1024")
-        if text and token["normalized"] == normalized:
-            found.setdefault(text, token["id"])
-    if found:
-        p.step(STEP_ADDED, edges=p.trie(found))
-
-
 def compile_tokenizer(spec, rows, chat):
     p, model = Program(), spec["model"]
     added = [token for token in spec["added_tokens"] if rows is None or token["id"] < rows]
     if lost := [token["content"] for token in spec["added_tokens"] if token not in added]:
         note(f"{listing(lost)}: added tokens without a row among the model's {rows}, left out")
     control = compile_chat(p, chat, added)
-    compile_added(p, added, False)
-    p.normalizer(spec["normalizer"])
-    compile_added(p, added, True)
-    if spec["normalizer"] and '"prepend_scheme": "first"' in json.dumps(spec["pre_tokenizer"]):
-        refuse("Metaspace with prepend_scheme first after a normalizer")  # `tokenizers` asks where the text began
-    p.pre_tokenizer(spec["pre_tokenizer"])
+    pieces, flags, found = {i: piece for piece, i in model["vocab"].items()}, {}, ({}, {})
+    for token in added:
+        i, content, text = token["id"], token["content"], token.get("match", token["content"])
+        if len(text.encode()) > 1024:
+            refuse(f"the added token {content[:40]!r}... of {len(text.encode())} bytes, more than 1024")
+        if text:
+            found[token["normalized"]].setdefault(text, i)
+        pieces[i] = token.get("piece", content)
+        bits = (int(token.get("hidden", token["special"])) | LSTRIP * token["lstrip"] | RSTRIP * token["rstrip"]
+                | SINGLE_WORD * token["single_word"] | CONTROL * (content in control))
+        if flags.setdefault(i, bits) != bits:
+            refuse(f"two added tokens of id {i}")
+    for words, steps in zip(found, (leaves(spec["normalizer"]), leaves(spec["pre_tokenizer"]))):
+        if words:  # found in the raw text, and in the normalized one
+            p.step(STEP_ADDED, edges=p.trie(words))
+        for k, step in enumerate(steps):
+            if step.get("prepend_scheme") == "first" and (k or spec["normalizer"]):
+                refuse("Metaspace with prepend_scheme first after other steps")  # it asks where the text began
+            p.add(step)
     if len(p.steps) > 63:
         refuse(f"{len(p.steps)} steps of normalizers and pre-tokenizers, above 63")
     unk, pairs = compile_vocabulary(p, model)
@@ -1447,14 +1436,6 @@ def compile_tokenizer(spec, rows, chat):
     space = p.class_of(r"\s") if any(token["lstrip"] or token["rstrip"] for token in added) else 0
     (before, after), (to_bytes, strip) = spec["post_processor"], decoder_of(spec["decoder"])
     p.rows["post"] = [[i] for i in [*before, *after]]
-    pieces, flags = {i: piece for piece, i in model["vocab"].items()}, {}
-    for token in added:
-        i = token["id"]
-        pieces[i] = token.get("piece", token["content"])
-        bits = int(token.get("hidden", token["special"])) | CONTROL * (token["content"] in control)
-        bits |= LSTRIP * token["lstrip"] | RSTRIP * token["rstrip"] | SINGLE_WORD * token["single_word"]
-        if flags.setdefault(i, bits) != bits:
-            refuse(f"two added tokens of id {i}")
     if strip == NONE and any(" " in piece for piece in pieces.values()):
         refuse("a Metaspace decoder and pieces with spaces")
     if any(i not in pieces for i in [*before, *after]):
