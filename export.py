@@ -20,8 +20,8 @@ import shutil
 import signal
 import struct
 import sys
-import unicodedata
 import zipfile
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -82,6 +82,7 @@ final_norm                -                      d    model.norm                
 final_norm_bias           biases:8               d    model.norm
 classifier                untied:1               v,d  lm_head                     output       output
 """.strip().splitlines()}
+MATRICES = {name for name, row in TENSORS.items() if len(row) > 3 and "," in row[2]}
 TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs")  # buffers in older files
 
 # The families: Name of NameForCausalLM, model_type, header fields that differ from Llama's, and the keys of config.json
@@ -345,9 +346,10 @@ def layout(h):
         conditions, shape = TENSORS[name][1:3]
         shape = dict(qn=q_norm, kn=q_norm.replace("q", "k").replace("n_", "n_kv_")).get(shape, shape)
         if conditions == "-" or all(sizes[field] & int(bits) for field, bits in re.findall(r"(\w+):(\d+)", conditions)):
+            kind = "<i4" if name in names[:3] else "<u2" if h["weight_type"] and name in MATRICES else "<f4"
             offset, shape = -(-end // ALIGNMENT) * ALIGNMENT, tuple(sizes[key] for key in shape.split(","))
-            yield name, layer, shape, "<i4" if name in names[:3] else "<f4", offset
-            end = offset + 4 * math.prod(shape)
+            yield name, layer, shape, kind, offset
+            end = offset + np.dtype(kind).itemsize * math.prod(shape)
     if h["config_size"]:
         yield "config_json", None, (h["config_size"],), "u1", -(-end // ALIGNMENT) * ALIGNMENT
 
@@ -412,8 +414,8 @@ def check_tensors(source, kind, h):
             fail(f"{name} has the shape {tuple(source.shapes[name])}, {shape} by the config")
 
 
-def write_model(source, path, fingerprint):
-    """Writes the checkpoint, tensor by tensor."""
+def write_model(source, path, fingerprint, bf16=False):
+    """Writes the checkpoint, tensor by tensor; the matrices as bfloat16, where asked and where that changes nothing."""
     from tqdm import tqdm
     with reading("config"):
         config, c, stops = settle(source.config, source.generation)
@@ -424,7 +426,8 @@ def write_model(source, path, fingerprint):
         small["rope_freq"] = small["rope_freq"] / source.factors
     config |= dict(tie_word_embeddings=settle_tie(source, c.tie_word_embeddings))
     blob = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-    h = dict.fromkeys(SLOTS, 0) | h | dict(tied=int(config["tie_word_embeddings"]), tokenizer_hash=fingerprint)
+    h = dict.fromkeys(SLOTS, 0) | h | dict(
+        tied=int(config["tie_word_embeddings"]), tokenizer_hash=fingerprint, weight_type=int(bf16))
     check_tensors(source, c.model_type, h)
     h["config_size"], small["config_json"] = len(blob), [*blob]
     heads = dict(wq=h["n_heads"], bq=h["n_heads"], wk=h["n_kv_heads"], bk=h["n_kv_heads"])
@@ -439,9 +442,14 @@ def write_model(source, path, fingerprint):
                 array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0] if arrays else small[name]
             if source.adjacent and name in heads:
                 array = to_halves(array, heads[name])
-            array = np.ascontiguousarray(array, kind).reshape(shape)
+            array = np.ascontiguousarray(array, "<f4" if kind == "<u2" else kind).reshape(shape)
             if not np.isfinite(array).all():
                 note(f"{tensor_name(source.column, name, layer)} holds NaN or infinity")
+            if kind == "<u2":
+                if array.view("<u2")[..., ::2].any():
+                    fail(f"{tensor_name(source.column, name, layer)} holds values that bfloat16 would round (export "
+                         "without --bf16)")
+                array = array.view("<u2")[..., 1::2].copy()
             file.write(bytes(offset - file.tell()))
             file.write(array.data)
             del array, arrays  # else they would live on while the next one is read
@@ -620,7 +628,7 @@ def open_source(path):
             return open_hugging_face(path)
         if (path / "params.json").exists() or path.suffix == ".pt":
             return open_torch(path)
-        if path.is_file() and open(path, "rb").read(4) == b"GGUF":
+        if is_gguf(path):
             return open_gguf(path)
     fail(f"{path} is no folder with config.json or params.json, no GGUF and no .pt (for safetensors and .pth, name the "
          "folder)")
@@ -634,6 +642,7 @@ AHEAD, NOT_AHEAD, BEHIND, NOT_BEHIND, ATOMIC = (0, 0), (1, 0), (0, 1), (1, 1), (
 STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE = range(4)
 LSTRIP, RSTRIP, SINGLE_WORD, CONTROL = 2, 4, 8, 16  # of added tokens; CONTROL: in contents of a chat it is plain text
 SECTIONS = "ids edges map ranges code steps post turns ends data".split()
+REPLACE = 0b100000  # bits of a split step that puts something else in a match's place
 CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -659,9 +668,8 @@ def refuse(what):
     fail(f"the tokenizer has {what} (run.c cannot express it)")
 
 
-@lru_cache
-def every_character():
-    return "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+EVERY = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+SEVERAL_FOLDS = "\n".join(c for c in EVERY[0x80:0x1F000] if len(c.casefold()) > 1)  # those that fold to several
 
 
 def character_class(characters):
@@ -677,24 +685,22 @@ def without(pattern, text):
 
 
 @lru_cache
-def ask(pattern):
-    """The code points that a regular expression for one character matches."""
-    return character_class(every_character()) & ~character_class(without(f"(?:{pattern})+", every_character()))
-
-
-@lru_cache
-def builtin_class(name):
-    """The classes of `tokenizers`' own pre-tokenizers: space, punctuation, digit, word."""
+def ask(text):
+    """The code points of a regular expression for one character, or of the class that `tokenizers`' own pre-tokenizers
+    take for punctuation, digit, word, or other (neither word nor space)."""
     from tokenizers import pre_tokenizers as pre
-    split = dict(space=pre.WhitespaceSplit(), punctuation=pre.Punctuation("removed"), digit=pre.Digits(),
-                 word=pre.Whitespace())[name]
-    pieces = [piece for piece, _ in split.pre_tokenize_str(every_character())]
-    if name == "digit":  # the pieces alternate, the first has none
-        pieces = pieces[1::2]
-    elif name == "word":
-        pieces = [piece for piece in pieces if len(split.pre_tokenize_str("a" + piece[0])) == 1]
-    members = character_class("".join(pieces))
-    return members if name in ("digit", "word") else character_class(every_character()) & ~members
+    if text in ("any", "other"):
+        return character_class(EVERY) if text == "any" else ~ask("word") & ~ask(r"\s")
+    if text not in ("punctuation", "digit", "word"):
+        return character_class(text[-1]) if re.fullmatch(r"[^.]|\\\W", text, re.S) else (
+            character_class(EVERY) & ~character_class(without(f"(?:{text})+", EVERY)))
+    split = dict(punctuation=pre.Punctuation("removed"), digit=pre.Digits(), word=pre.Whitespace())[text]
+    pieces = [piece for piece, _ in split.pre_tokenize_str(EVERY)]
+    if text == "punctuation":
+        return character_class(EVERY) & ~character_class("".join(pieces))
+    if text == "digit":  # the pieces alternate, the first has none
+        return character_class("".join(pieces[1::2]))
+    return character_class("".join(piece for piece in pieces if len(split.pre_tokenize_str("a" + piece[0])) == 1))
 
 
 # Programs under construction: (instructions with jumps relative to their own place, whether they may match nothing).
@@ -703,44 +709,38 @@ def sequence(*parts):
     return sum((code for code, _ in parts), []), all(empty for _, empty in parts)
 
 
-def either(first, *others):
-    if not others:
-        return first
-    rest, empty = either(*others)
-    code = [[GO, len(first[0]) + 2, 0, 0, 0], *first[0], [GO, len(rest) + 1, 0, 1, 1], *rest]
-    return code, first[1] or empty
+def either(first, other):
+    code = [[GO, len(first[0]) + 2, 0, 0, 0], *first[0], [GO, len(other[0]) + 1, 0, 1, 1], *other[0]]
+    return code, first[1] or other[1]
 
 
 def apart(kind, part):
     return [[SUB, len(part[0]) + 2, 0, *kind], *part[0], [MATCH, 0, 0, 0, 0]], kind != ATOMIC or part[1]
 
 
-def repeat(part, least, most, mode=""):
-    code, empty = part
-    if most < least:
-        refuse(f"a pattern that repeats {least} to {most} times")
-    if mode == "+":
-        return apart(ATOMIC, repeat(part, least, most))
-    if is_one(part) and not mode:
-        return [[REPEAT, 0, code[0][2], least, most]], least == 0
-    if most == NONE and empty or least > 1000 or most - least > 1000 and most != NONE:
-        refuse("a pattern that repeats what may be empty, or too often")
-    more, size = [], len(code) + 1
-    for k in range(1 if most == NONE else most - least):
-        out = size + 1 if most == NONE else (most - least - k) * size
-        more += [[GO, out, 0, int(mode == "?"), 0], *code]
-    return code * least + more + ([[GO, -size, 0, 1, 1]] if most == NONE else []), least == 0 or empty
-
-
 def is_one(part):
     return len(part[0]) == 1 and part[0][0][0] == REPEAT and part[0][0][3:] == [1, 1]
 
 
-class Pattern:
-    """Compiles Oniguruma's syntax to run.c's match()."""
+def repeat(part, least, most, mode=""):
+    code, empty = part
+    if mode == "+":
+        return apart(ATOMIC, repeat(part, least, most))
+    if is_one(part) and not mode and least <= most:
+        return [[REPEAT, 0, code[0][2], least, most]], least == 0
+    if most < least or most == NONE and empty or least > 1000 or most - least > 1000 and most != NONE:
+        refuse(f"a pattern that repeats what may be empty, or {least} to {most} times")
+    more, size = [], len(code) + 1
+    for k in range(1 if most == NONE else most - least):
+        more += [[GO, size + 1 if most == NONE else (most - least - k) * size, 0, int(mode == "?"), 0], *code]
+    return code * least + more + ([[GO, -size, 0, 1, 1]] if most == NONE else []), least == 0 or empty
 
-    def __init__(self, program, text):
-        self.p, self.text, self.at, self.fold = program, text, 0, False
+
+class Pattern:
+    """Compiles Oniguruma's syntax to run.c's match(). one: text -> the program for one character of that class"""
+
+    def __init__(self, one, text):
+        self.one, self.text, self.at, self.fold = one, text, 0, False
         self.code = self.alternatives()
         if self.at < len(text):
             self.stop(text[self.at:])
@@ -754,10 +754,8 @@ class Pattern:
         return found
 
     def alternatives(self):
-        parts = [self.sequence()]
-        while self.take(r"\|"):
-            parts.append(self.sequence())
-        return either(*parts)
+        first = self.sequence()
+        return either(first, self.alternatives()) if self.take(r"\|") else first
 
     def sequence(self):
         parts, literal = [], ""
@@ -773,48 +771,42 @@ class Pattern:
                 self.check_fold(literal[-n:] if literal.isalpha() else "")
                 self.check_fold(text * n if text.isalpha() and self.text[self.at:self.at + 1] in [*"*+?{"] else "")
             while found := self.take(r"([*+?])([?+]?)|\{(?=\d|,\d)(\d*)(,?)(\d*)\}(\??)"):
-                part = self.repeat(part, found)
+                sign, mode, least, comma, most, lazy = found.groups()
+                if lazy and not comma:  # a{3}? is (?:a{3})?
+                    self.at, lazy = self.at - 1, ""
+                part = repeat(part, int(sign == "+"), 1 if sign == "?" else NONE, mode) if sign else repeat(
+                    part, int(least or 0), int(most) if most else NONE if comma else int(least), lazy)
             parts.append(part)
         return sequence(*parts)
 
     def check_fold(self, text):
         """Refuses what, without regard to case, matches one character or several: "st" and U+FB06."""
-        several = "\n".join(c for c in map(chr, range(0x80, 0x1F000)) if len(c.casefold()) > 1)
-        if text and without(f"(?i:{text})", several) != several:
+        if text and without(f"(?i:{text})", SEVERAL_FOLDS) != SEVERAL_FOLDS:
             self.stop(f"(?i:{text})")
-
-    def repeat(self, part, found):
-        sign, mode, least, comma, most, lazy = found.groups()
-        if sign:
-            return repeat(part, int(sign == "+"), 1 if sign == "?" else NONE, mode)
-        if lazy and not comma:  # a{3}? is (?:a{3})?
-            self.at, lazy = self.at - 1, ""
-        return repeat(part, int(least or 0), int(most) if most else NONE if comma else int(least), lazy)
 
     def atom(self):
         if found := self.take(r"\((\?(?:[:=!>]|<[=!]|<\w+>|[im-]+[:)])|(?!\?))"):
             return self.group((found[1] or "?:")[1:])
+        if found := self.take(r"\\[Az]|[$^]"):
+            any_one, newline = self.one("any"), self.one(r"\n")
+            if found[0] in (r"\z", "$"):
+                edge, line = apart(NOT_AHEAD, any_one), apart(AHEAD, newline)
+            else:
+                edge, line = apart(NOT_BEHIND, any_one), sequence(apart(BEHIND, newline), apart(AHEAD, any_one))
+            return either(edge, line) if len(found[0]) == 1 else edge
+        start = self.at
         if self.take(r"\["):
-            start, depth = self.at - 1, 1
+            depth = 1
             while depth and (found := self.take(r"\[:\^?\w+:\]|\\.|[^\\]")):
                 inside = self.at > start + 2 + (self.text[start + 1] == "^")
                 depth += {"[": 1, "]": -1}.get(found[0], 0) if inside else 0
-            return self.set(self.text[start:self.at])
-        if self.take(r"\^"):
-            return either(self.p.start(), sequence(apart(BEHIND, self.p.one(r"\n")), apart(AHEAD, self.p.one("any"))))
-        if self.take(r"\$"):
-            return either(self.p.end(), apart(AHEAD, self.p.one(r"\n")))
-        if found := self.take(r"\\[Az]"):
-            return self.p.start() if found[0] == r"\A" else self.p.end()
-        if found := self.take(r"\.|\\[sSdDwWhHntrfvae]|\\[pP]\{\^?\w+\}|\\x\{?[\da-fA-F]+\}?|\\u[\da-fA-F]{4}|\\[^\w]"
-                              r"|[^\\()|*+?\[]"):
-            return self.set(found[0])
-        self.stop(self.text[self.at:self.at + 6])
-
-    def set(self, text):
-        if self.fold:
-            self.check_fold("" if text[0] == "\\" and text[1] in "sSdDwWhH" else text)
-        return self.p.one(f"(?i:{text})" if self.fold else text)
+        elif not self.take(r"\.|\\[sSdDwWhHntrfvae]|\\[pP]\{\^?\w+\}|\\x\{?[\da-fA-F]+\}?|\\u[\da-fA-F]{4}|\\[^\w]"
+                           r"|[^\\()|*+?\[]"):
+            self.stop(self.text[start:start + 6])
+        text = self.text[start:self.at]
+        if self.fold and not re.fullmatch(r"\\[sSdDwWhH].*", text):
+            self.check_fold(text)
+        return self.one(f"(?i:{text})" if self.fold else text)
 
     def group(self, kind):
         fold = self.fold
@@ -824,15 +816,28 @@ class Pattern:
         self.fold = fold
         if kind[-1] != ")" and not self.take(r"\)") or kind in ("<=", "<!") and not is_one(part):
             self.stop(f"(?{kind}")
-        if kind in ("<=", "<!"):
-            return apart(NOT_BEHIND if kind == "<!" else BEHIND, part)
-        return apart({"=": AHEAD, "!": NOT_AHEAD, ">": ATOMIC}[kind], part) if kind in "=!>" else part
+        kinds = {"=": AHEAD, "!": NOT_AHEAD, ">": ATOMIC, "<=": BEHIND, "<!": NOT_BEHIND}
+        return apart(kinds[kind], part) if kind in kinds else part
 
 
 def cuts(behavior, invert=False):
     """Bits of a split step: 2 * before + after for where it cuts, 4 + kind for what it leaves out."""
     bits = CUTS[behavior.lower().replace("_", "")]
     return sum((bits >> (3 - k) & 1) << k for k in range(4)) | (bits >> 5 << 4) if invert else bits
+
+
+def leaves(part):
+    """The normalizers, pre-tokenizers or decoders in one, in order, those in sequences too."""
+    if part and part["type"] == "Sequence":
+        inner, = (value for key, value in part.items() if key != "type")
+        return sum(map(leaves, inner), [])
+    return [part] if part else []
+
+
+def expression(pattern):
+    """The regular expression of a Split's or Replace's pattern."""
+    (kind, text), = pattern.items()
+    return re.escape(text) if kind == "String" else text
 
 
 class Program:
@@ -858,119 +863,75 @@ class Program:
         return [first, len(self.rows["map"])]
 
     def trie(self, words):
-        """A range of EDGES from which the ids of {numbers or text: id} are reached."""
-        root, rows, above = [NONE, {}], self.rows["edges"], [0, 0, 0, 0]
-        for word, i in words.items():
-            node = root
-            for unit in word:
-                node = node[1].setdefault(unit if isinstance(unit, int) else ord(unit), [NONE, {}])
-            node[0] = i
-        queue = [(above, root[1])]
-        for row, below in queue:
-            row[2:] = len(rows), len(rows) + len(below)
-            for unit, (i, more) in sorted(below.items()):
-                rows.append([unit, i, 0, 0])
-                queue.append((rows[-1], more))
-        return above[2:]
+        """A range of EDGES from which the ids of {bytes or text: id} are reached."""
+        prefixes = {word[:k] for word in words for k in range(1, len(word) + 1)}
+        rows, below = self.rows["edges"], Counter(prefix[:-1] for prefix in prefixes)
+        first, end = len(rows), len(rows) + sum(len(prefix) == 1 for prefix in prefixes)
+        root = [first, end]
+        for prefix in sorted(prefixes, key=lambda prefix: (len(prefix), prefix)):
+            first, end = end, end + below[prefix]
+            rows.append([ord(prefix[-1:]), words.get(prefix, NONE), first, end])
+        return root
 
     def class_of(self, text):
-        members = text if isinstance(text, np.ndarray) else np.ones(0x110000, bool) if text == "any" else (
-            character_class(text) if len(text) == 1 and text != "." else ask(text))
+        """The number of a class: of a name or expression that ask() knows, or of an array."""
+        members = text if isinstance(text, np.ndarray) else ask(text)
         return self.classes.setdefault(members.tobytes(), len(self.classes))
 
     def one(self, text):
         return [[REPEAT, 0, self.class_of(text), 1, 1]], False
 
-    def some(self, text):
-        return repeat(self.one(text), 1, NONE)
-
-    def start(self):
-        return apart(NOT_BEHIND, self.one("any"))
-
-    def end(self):
-        return apart(NOT_AHEAD, self.one("any"))
-
-    def literal(self, text):
-        return sequence(*(self.one(character_class(c)) for c in text))
-
-    def pattern(self, part):
-        """A Split's or Replace's pattern."""
-        (kind, text), = part["pattern"].items()
-        return self.literal(text) if kind == "String" else Pattern(self, text).code
-
     def step(self, kind, program=0, where=0, bits=0, mapped=(0, 0), edges=(0, 0)):
         self.steps.append([kind, program, where, bits, *mapped, *edges])
 
     def split(self, pattern, bits, content=""):
-        """A step that cuts the text at a pattern or puts `content` in its place."""
+        """A step that cuts the text at a pattern (an expression or a program) or puts `content` in its place."""
+        code, _ = Pattern(self.one, pattern).code if isinstance(pattern, str) else pattern
         first = len(self.code)
-        for k, (op, to, *rest) in enumerate([*pattern[0], [MATCH] + [0] * 4], first):
+        for k, (op, to, *rest) in enumerate([*code, [MATCH] + [0] * 4], first):
             self.code.append([op, to and to + k, *rest])
         self.step(STEP_SPLIT, first, 0, bits, self.text(content))
 
-    def replace(self, pattern, content):
-        self.split(pattern, 0b100000, content)
-
     def prepend(self, content, unless_there=True, first=False):
-        there = [apart(NOT_AHEAD, self.literal(content))] if unless_there else []
-        self.split(sequence(*there), 0b10100000 if first else 0b1100000, content)
+        self.split(f"(?!{re.escape(content)})" * unless_there, 0b10100000 if first else 0b1100000, content)
 
-    def normalizer(self, n):
-        kind = n and n["type"]
-        if kind == "Sequence":
-            for part in n["normalizers"]:
-                self.normalizer(part)
+    def add(self, part):
+        """Compiles a normalizer or a pre-tokenizer."""
+        kind = part["type"]
+        if self.byte_level:
+            refuse(f"{kind} after ByteLevel")
+        splits = {"Replace": lambda: (expression(part["pattern"]), REPLACE, part["content"]),
+                  "Split": lambda: (expression(part["pattern"]), cuts(part["behavior"], part["invert"])),
+                  "Digits": lambda: (self.one("digit"), cuts(["contiguous", "isolated"][part["individual_digits"]])),
+                  "Punctuation": lambda: (self.one("punctuation"), cuts(part["behavior"])),
+                  "Whitespace": lambda: (either(*(repeat(self.one(name), 1, NONE) for name in ("word", "other"))),
+                                         cuts("removed", True)),
+                  "WhitespaceSplit": lambda: (r"\s", cuts("removed")),
+                  "CharDelimiterSplit": lambda: (re.escape(part["delimiter"]), cuts("removed"))}
+        if kind in splits:
+            self.split(*splits[kind]())
         elif kind == "Prepend":
-            self.prepend(n["prepend"], False)
-        elif kind == "Replace":
-            self.replace(self.pattern(n), n["content"])
+            self.prepend(part["prepend"], False)
         elif kind == "Strip":
-            space = builtin_class("space")
-            if n["strip_left"]:
-                self.replace(sequence(self.start(), self.some(space)), "")
-            if n["strip_right"]:
-                self.replace(sequence(apart(NOT_BEHIND, self.one(space)), self.some(space), self.end()), "")
+            for pattern in [r"\A\s+"] * part["strip_left"] + [r"(?<!\s)\s+\z"] * part["strip_right"]:
+                self.split(pattern, REPLACE)
         elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
             self.normalize(kind)
-        elif kind:
-            refuse(f"the normalizer {kind}")
-
-    def pre_tokenizer(self, p):
-        kind = p and p["type"]
-        if kind and self.byte_level:
-            refuse(f"the pre-tokenizer {kind} after ByteLevel")
-        if kind == "Sequence":
-            for i, part in enumerate(p["pretokenizers"]):
-                if i and part.get("prepend_scheme") == "first":
-                    refuse("Metaspace with prepend_scheme first after other steps")
-                self.pre_tokenizer(part)
-        elif kind == "Split":
-            self.split(self.pattern(p), cuts(p["behavior"], p["invert"]))
-        elif kind == "ByteLevel":
-            if p["add_prefix_space"]:
+        elif kind == "ByteLevel" and "use_regex" in part:  # not the normalizer of this name
+            if part["add_prefix_space"]:
                 self.prepend(" ")
-            if p["use_regex"]:
-                self.split(Pattern(self, GPT2).code, cuts("isolated"))
+            if part["use_regex"]:
+                self.split(GPT2, cuts("isolated"))
             self.byte_level = True
         elif kind == "Metaspace":
-            self.replace(self.literal(" "), p["replacement"])
-            if p["prepend_scheme"] != "never":
-                self.prepend(p["replacement"], first=p["prepend_scheme"] == "first")
-            if p["split"]:
-                self.split(self.literal(p["replacement"]), cuts("mergedwithnext"))
-        elif kind == "Digits":
-            self.split(self.one(builtin_class("digit")), cuts("isolated" if p["individual_digits"] else "contiguous"))
-        elif kind == "Punctuation":
-            self.split(self.one(builtin_class("punctuation")), cuts(p["behavior"]))
-        elif kind == "Whitespace":
-            word = builtin_class("word")
-            self.split(either(self.some(word), self.some(~word & ~builtin_class("space"))), cuts("removed", True))
-        elif kind == "WhitespaceSplit":
-            self.split(self.one(builtin_class("space")), cuts("removed"))
-        elif kind == "CharDelimiterSplit":
-            self.split(self.literal(p["delimiter"]), cuts("removed"))
-        elif kind:
-            refuse(f"the pre-tokenizer {kind}")
+            mark, scheme = part["replacement"], part["prepend_scheme"]
+            self.split(" ", REPLACE, mark)
+            if scheme != "never":
+                self.prepend(mark, first=scheme == "first")
+            if part["split"]:
+                self.split(re.escape(mark), cuts("mergedwithnext"))
+        else:
+            refuse(f"the step {kind}")
 
     def normalize(self, form):
         """A step that maps code points and, for Unicode's normal forms, orders marks and composes."""
@@ -1017,7 +978,7 @@ def normalized(form, texts):
 @lru_cache
 def one_by_one(form):
     """The characters that a normalizer changes, and what to."""
-    characters = [c for c in every_character() if c != "\n"]
+    characters = [c for c in EVERY if c != "\n"]
     return {c: to for c, to in zip(characters, normalized(form, characters)) if c != to}
 
 
@@ -1032,17 +993,14 @@ def compositions():
 
 @lru_cache
 def combining_classes():
-    """Numbers in the order of the canonical combining classes: each mark is compared, by whether NFD swaps the two,
-    with one mark of each class that unicodedata knows."""
-    sample = [*{unicodedata.combining(c): c for c in reversed(every_character()) if unicodedata.combining(c)}.values()]
+    """Numbers in the order of the canonical combining classes. NFD sorts marks by class: one is told by being swapped
+    with a mark of the highest class before it or of the lowest one after it, where a class begins by trying neighbours."""
     swapped = lambda pairs: [pair != to for pair, to in zip(pairs, normalized("NFD", pairs))]
-    low, *_, high = sorted(sample, key=unicodedata.combining)
-    marks = [c for c in every_character() if c not in one_by_one("NFD") and c != "\n"]
-    differs = zip(swapped([high + c for c in marks]), swapped([c + low for c in marks]))
-    marks = [c for c, ends in zip(marks, differs) if any(ends)]
-    below, above = (np.reshape(swapped([c + r if k else r + c for c in marks for r in sample]), (len(marks), -1)).sum(1)
-                    for k in (1, 0))
-    return dict(zip(marks, (below - above + len(sample)).tolist()))
+    marks = [c for c in EVERY if c not in one_by_one("NFD") and c != "\n"]
+    differs = zip(swapped(["\u0345" + c for c in marks]), swapped([c + "\u0334" for c in marks]))
+    ordered, = normalized("NFD", ["".join(c for c, ends in zip(marks, differs) if any(ends))])
+    begins = swapped([b + a for a, b in zip(ordered, ordered[1:])])
+    return dict(zip(ordered, np.cumsum([1, *begins]).tolist()))
 
 
 # ---- Vocabularies: each source becomes tokenizer.json's own form, but merges are [left, right, rank] ----
@@ -1132,12 +1090,23 @@ def read_sentencepiece(path):
     return sentencepiece_spec(pieces, scores, unk, normalizer.add_dummy_prefix, added, (bos, []))
 
 
+def is_gguf(path):
+    if not path.is_dir():
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+
+
+def tokenizer_fields(path):
+    from gguf import GGUFReader
+    return {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
+            for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
+
+
 def read_gguf_vocabulary(path):
     """The vocabulary of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
-    from gguf import GGUFReader, TokenType
+    from gguf import TokenType
     with reading(path):
-        fields = {name.removeprefix("tokenizer.ggml."): field.contents()
-                  for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.ggml.")}
+        fields = tokenizer_fields(path)
         if "model" not in fields:
             return None
         kind, tokens, get = fields["model"], fields.get("tokens", []), fields.get
@@ -1173,30 +1142,31 @@ def read_vocabulary(source):
                      if (source / name).exists()), None)
     if source.suffix == ".json":
         return read_tokenizer_json(source)
-    with open(source, "rb") as file:
-        if file.read(4) == b"GGUF":
-            return read_gguf_vocabulary(source)
+    if is_gguf(source):
+        return read_gguf_vocabulary(source)
     return read_sentencepiece(source) if source.suffix == ".model" else None
 
 
 def decoder_of(d):
     """-> a function from a piece to its bytes, and how many leading spaces are stripped (NONE: the first token's)"""
-    parts = d["decoders"] if d and d["type"] == "Sequence" else [d] if d else []
-    kinds, replace, strip = [part["type"] for part in parts], [], 0
+    parts = leaves(d)
+    kinds, replace, strip = " ".join(part["type"] for part in parts), [], 0
     if not parts:
         return lambda piece: b" " + piece.encode(), 1  # joined with spaces
-    if kinds == ["ByteLevel"]:
+    if kinds == "ByteLevel":
         return byte_level, 0
-    for k, (kind, part) in enumerate(zip(kinds, parts)):
-        if kind == "Replace" and "String" in part["pattern"] and not {"Fuse", "ByteFallback"} & {*kinds[:k]}:
+    if not re.fullmatch("Metaspace|(Replace ?)*(ByteFallback ?)?(Fuse ?(Strip)?)?", kinds):
+        refuse(f"the decoder {kinds}")
+    for part in parts:
+        if part["type"] == "Replace" and "String" in part["pattern"]:
             replace.append((part["pattern"]["String"], part["content"]))
-        elif kind == "Metaspace" and len(parts) == 1:
+        elif part["type"] == "Metaspace":
             replace.append((part["replacement"], " "))
             strip = NONE if part["prepend_scheme"] != "never" else 0
-        elif kind == "Strip" and "Fuse" in kinds[:k] and not strip and part["stop"] == 0 and part["content"] == " ":
+        elif part["type"] == "Strip" and part["stop"] == 0 and part["content"] == " ":
             strip = part["start"]
-        elif kind not in ("Fuse", "ByteFallback"):
-            refuse(f"the decoder {' '.join(kinds)}")
+        elif part["type"] in ("Replace", "Strip"):
+            refuse(f"the decoder {json.dumps(part)}")
 
     def decode(piece):
         for old, new in replace:
@@ -1229,31 +1199,34 @@ def fingerprint(spec):
 
 # ---- The chat format: what a chat template writes around the contents of a conversation ----
 
-SHOWN, EMPTY_IS_NONE = 1, 2  # bits in TURNS: the content follows; an empty system prompt is none
-IN_PAST, IN_LAST = 4, 8      # bits of a turn's row: where the system prompt stands
-TEXTS = "past past_2 last last_2 between prompt cut".split()
-BLANKS = [c for c in map(chr, range(0x110000)) if c.isspace()]  # what str.strip takes away
+# Each turn is eight parts, rows of TURNS: what precedes the system prompt, the user's message and the reply, and what a
+# reply holds before its text (</think>), if a reply follows; then the same if it is awaited, but last the two tags of
+# what is no user's message. A part: text, how many of its characters an empty content takes away, the characters
+# stripped from the content, left and right, bits.
+SHOWN, EMPTY_IS_NONE = 1, 2  # the content follows; an empty system prompt is none
+BLANKS = [c for c in EVERY if c.isspace()]  # what str.strip takes away
 SYSTEM, *MARKS = (f"\ue000{k}\ue001" for k in range(6))  # stand for contents
 SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>",
            "x</think>y", "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
 
 
-class Template:
-    """A chat template: `render` gives the text that transformers' apply_chat_template does, but never today's date."""
+def open_template(text, special):
+    """-> render(system, contents): the text that transformers' apply_chat_template gives, but never today's date; the
+    template's literals"""
+    import jinja2
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+    template, nodes = _compile_jinja_template(text), jinja2.nodes
+    variables = special | dict(tools=None, documents=None, strftime_now=jinja2.Undefined(name="strftime_now"))
+    tree = template.environment.parse(text)
+    literals = [node.data for node in tree.find_all(nodes.TemplateData)]
+    literals += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
 
-    def __init__(self, text, special):
-        import jinja2
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-        self.template = _compile_jinja_template(text)
-        self.variables = special | dict(tools=None, documents=None, strftime_now=jinja2.Undefined(name="strftime_now"))
-        nodes, tree = jinja2.nodes, self.template.environment.parse(text)
-        self.literals = [node.data for node in tree.find_all(nodes.TemplateData)]
-        self.literals += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-
-    def render(self, system, contents):
+    def render(system, contents):
         messages = [dict(role="system", content=system)] * (system is not None)
         messages += [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(contents)]
-        return self.template.render(messages=messages, add_generation_prompt=True, **self.variables)
+        return template.render(messages=messages, add_generation_prompt=True, **variables)
+
+    return render, literals
 
 
 def split_at(text, contents):
@@ -1276,82 +1249,80 @@ def stripped(render):
     return tuple("".join(c for c in BLANKS if around[c][side] == text) for side, text in ((0, before), (2, after)))
 
 
-def turn_row(template, system, later):
-    """What is around the first turn, or a later one, with or without a system prompt."""
+def turn_parts(template, literals, system, later):
+    """The eight parts of the first turn, or of later ones, with or without a system prompt."""
     def render(*contents, system=system):
-        return template.render(system, contents)
+        return template(system, contents)
 
     user, reply, *_ = MARKS
     past, last = split_at(render(*MARKS), MARKS), split_at(render(user), [user])
     if later:
         past, last = past[2:], past[4:]
-    row = dict(between=past[1], prompt=last[1], bits=0, cut="", refused="", of_system=("", ""), of_cut=("", ""))
-    for name, text, bit in (("past", past[0], IN_PAST), ("last", last[0], IN_LAST)):
-        row[name], found, row[name + "_2"] = text.rpartition(SYSTEM)
-        row["bits"] |= bit * bool(found)
-    if any(SYSTEM in row[name] for name in ("past", "last", "between", "prompt")):
-        raise ValueError("repeats the system prompt")
     turn = (lambda text: render(user, reply, text)) if later else render
-    row |= dict(of_user=stripped(turn), of_reply=stripped(lambda text: render(user, text, user)))
+    of_user, of_reply = stripped(turn), stripped(lambda text: render(user, text, user))
+    drop = len(turn(user)) - len(user) - len(turn(""))  # Llama 2 strips system prompt and first content as one
+    of_system, empty, cut, of_cut = ("", ""), 0, "", ("", "")
     if system:
-        row["of_system"] = stripped(lambda text: render(user, system=text))
-        row["bits"] |= EMPTY_IS_NONE * (render(user, system="") == render(user, system=None))
-    for mark in dict.fromkeys(["</think>", *filter(str.strip, template.literals)]):
+        of_system = stripped(lambda text: render(user, system=text))
+        empty = EMPTY_IS_NONE * (render(user, system="") == render(user, system=None))
+    for mark in dict.fromkeys(["</think>", *filter(str.strip, literals)]):
         text = render(user, f"\ue002{mark}\ue003", user)
         if "\ue002" not in text and "\ue003" in text:
-            row |= dict(cut=mark, of_cut=stripped(lambda text: render(user, f"-{mark}{text}", user)))
+            cut, of_cut = mark, stripped(lambda text: render(user, f"-{mark}{text}", user))
             break
-    row["drop"] = len(turn(user)) - len(user) - len(turn(""))  # Llama 2 strips system prompt and first content as one
-    return row
+    parts = []
+    for (before, after, *_), follows in ((past, True), (last, False)):
+        head, found, tail = before.rpartition(SYSTEM)
+        if SYSTEM in head or SYSTEM in after:
+            raise ValueError("repeats the system prompt")
+        parts += [[head, 0, of_system, SHOWN * bool(found) | empty], [tail, drop, of_user, SHOWN],
+                  [after, 0, of_reply, SHOWN * follows], [cut * follows, 0, of_cut, 0]]
+    return parts
 
 
 def strip(text, characters):
     return text.lstrip(characters[0]).rstrip(characters[1]) if any(characters) else text
 
 
-def render_rows(rows, system, contents):
-    """A conversation from rows, as run.c renders it."""
+def render_parts(turns, system, contents):
+    """A conversation from parts, as run.c renders it."""
     if system is not None:
-        system = strip(system, rows[True, False]["of_system"])
-        system = None if system == "" and rows[True, False]["bits"] & EMPTY_IS_NONE else system
+        _, _, around, bits = turns[True, False][0]
+        system = None if bits & EMPTY_IS_NONE and not strip(system, around) else system
     out = ""
     for k in range(0, len(contents), 2):
-        row, past = rows[system is not None, k > 0], k + 1 < len(contents)
-        name, user = "past" if past else "last", strip(contents[k], row["of_user"])
-        second = row[name + "_2"] if user else row[name + "_2"][:len(row[name + "_2"]) - row["drop"]]
-        out += row[name] + (system if row["bits"] & (IN_PAST if past else IN_LAST) else "") + second + user
-        out += row["between" if past else "prompt"]
-        if past:
-            _, found, rest = contents[k + 1].rpartition(row["cut"]) if row["cut"] else ("", "", contents[k + 1])
-            out += strip(rest, row["of_cut" if found else "of_reply"])
+        parts = turns[system is not None, k > 0][:4] if k + 1 < len(contents) else turns[system is not None, k > 0][4:]
+        for i, content in enumerate([system, *contents[k:k + 2], ""][:3]):
+            text, drop, around, bits = parts[i]
+            if i == 2 and bits and parts[3][0] and parts[3][0] in content:
+                content, around = content.rpartition(parts[3][0])[2], parts[3][2]
+            content = strip(content, around) if bits & SHOWN else ""
+            out += (text if content else text[:len(text) - drop]) + content
     return out
 
 
-def compare(template, rows, systems):
-    """Conversations of up to six turns, from the rows and by the template itself."""
-    choose, samples = random.Random(0), [text.replace("{}", rows[False, False]["cut"]) for text in SAMPLES]
+def compare(template, literals, turns, systems):
+    """Conversations of up to six turns, from the parts and by the template itself."""
+    cut = turns[False, False][3][0]
+    choose, samples = random.Random(0), [text.replace("{}", cut) for text in SAMPLES]
     for k in range(60 * len(systems)):
         system, contents = systems[k % len(systems)], choose.choices(samples, k=2 * (k // len(systems) % 6) + 1)
-        if render_rows(rows, system, contents) != template.render(system, contents):
+        if render_parts(turns, system, contents) != template(system, contents):
             raise ValueError("rewrites what was said")
-    cut = rows[False, True]["cut"]
-    for tag in dict.fromkeys(re.findall(r"<\w+>", "\0".join(template.literals))):  # tools' results, to Qwen 3
-        form = tag, tag.replace("<", "</")
-        contents = ["a", f"<think>b{cut}c", "d".join(form)]
-        if render_rows(rows, None, contents) != template.render(None, contents):
-            for row in rows.values():
-                if row["refused"] not in ("", "".join(form)):
-                    raise ValueError(f"takes {row['refused']} and {''.join(form)} for no user's message")
-                row["refused"] = "".join(form)
+    for tag in dict.fromkeys(re.findall(r"<\w+>", "\0".join(literals))):  # tools' results, to Qwen 3
+        closing = tag.replace("<", "</")
+        contents = ["a", f"<think>b{turns[False, True][3][0]}c", f"{tag}d{closing}"]
+        if render_parts(turns, None, contents) != template(None, contents):
+            for *_, refused in turns.values():
+                if refused[0] not in ("", tag + closing):
+                    raise ValueError(f"takes {refused[0]} and {tag}{closing} for no user's message")
+                refused[:2] = tag + closing, -len(closing)
 
 
 def find_template(source):
     """The chat template of a folder, of a tokenizer file's folder or of a GGUF, and the special tokens' texts."""
-    if source.is_file() and open(source, "rb").read(4) == b"GGUF":
-        from gguf import GGUFReader
-        fields = {name.removeprefix("tokenizer."): field for name, field in GGUFReader(source).fields.items()}
-        text, tokens, *ids = (fields[name].contents() if name in fields else None for name in (
-            "chat_template", "ggml.tokens", "ggml.bos_token_id", "ggml.eos_token_id"))
+    if is_gguf(source):
+        text, tokens, *ids = map(tokenizer_fields(source).get, ("chat_template", "tokens", "bos_token_id", "eos_token_id"))
         return text, {name: tokens[i] for name, i in zip(("bos_token", "eos_token"), ids) if i is not None}
     folder, config = source if source.is_dir() else source.parent, {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -1367,21 +1338,22 @@ def find_template(source):
 def read_chat(source):
     """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None: no format"""
     text, special = find_template(source)
-    rows = {}
+    turns = {}
     for systems in [[None], ["", "S", " \xa0S\n\n", None]] if text else []:
         try:
-            template = Template(text, special)
-            more = {(bool(rows), later): turn_row(template, SYSTEM if rows else None, later) for later in (False, True)}
-            compare(template, rows | more, systems)
-            rows |= more
+            template, literals = open_template(text, special)
+            more = {(bool(turns), later): turn_parts(template, literals, SYSTEM if turns else None, later)
+                    for later in (False, True)}
+            compare(template, literals, turns | more, systems)
+            turns |= more
         except Exception as error:  # whatever a template raises
             said = str(error) if isinstance(error, ValueError) else f"says {' '.join(str(error).split())[:200]!r}"
             note(f"the chat template of {source} {said} " + ("if there is a system prompt: run's -y will be refused"
-                                                             if rows else "(no -m chat for this model, but -m generate)"))
+                                                             if turns else "(no -m chat for this model, but -m generate)"))
             break
-    if rows and "strftime_now" in text:
+    if turns and "strftime_now" in text:
         note(f"the chat template of {source} prints the date: its default date is stored")
-    return (rows, template.literals, special) if rows else None
+    return (turns, literals, special) if turns else None
 
 
 def compile_chat(p, chat, added):
@@ -1389,26 +1361,20 @@ def compile_chat(p, chat, added):
     control = {token["content"] for token in added if token["special"]}
     if not chat:
         return control
-    rows, literals, special = chat
+    turns, literals, special = chat
     ids = {token["content"]: token["id"] for token in added}
     matched = {token["content"]: token.get("match", "any") for token in added}
-    literals = "\0".join([*literals, *(row[name] for row in rows.values() for name in TEXTS)])
+    literals = "\0".join([*literals, *(text for parts in turns.values() for text, *_ in parts[:-1])])
     if lost := [text for text in ids if text in literals and not matched[text]]:
         note(f"{listing(lost)} of the chat template are not found in text (no -m chat: export from a tokenizer.json)")
         return control
-    for row in rows.values():
-        closing = (len(row["refused"]) + 1) // 2
-        for name, after, fourth, more, shown, bit in (("past", "between", "cut", 0, SHOWN, IN_PAST),
-                                                      ("last", "prompt", "refused", -closing, 0, IN_LAST)):
-            bits = SHOWN * bool(row["bits"] & bit) | row["bits"] & EMPTY_IS_NONE
-            for text, drop, kind, bits in ((name, 0, "of_system", bits), (name + "_2", row["drop"], "of_user", SHOWN),
-                                           (after, 0, "of_reply", shown), (fourth, more, "of_cut", 0)):
-                first, end = p.text(row[text])
-                end += min(drop, 0)
-                classes = [p.class_of(character_class(characters)) for characters in row[kind]]
-                p.rows["turns"].append([first, end, max(first, end - drop), *classes, bits])
+    for text, drop, around, bits in sum(turns.values(), []):
+        first, end = p.text(text)
+        end += min(drop, 0)
+        classes = [p.class_of(character_class(characters)) for characters in around]
+        p.rows["turns"].append([first, end, max(first, end - drop), *classes, bits])
     tokens = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or "(?!)")
-    after = [row[name] + row[name + "_2"] for (_, later), row in rows.items() if later for name in ("past", "last")]
+    after = [parts[k][0] + parts[k + 1][0] for (_, later), parts in turns.items() if later for k in (0, 4)]
     ends = {special.get("eos_token"), *(found[0] for text in after if (found := tokens.search(text)))}
     ends = {text for text in ends if text in ids and text != special.get("bos_token")}
     p.rows["ends"] = sorted([ids[text]] for text in ends)
@@ -1438,46 +1404,38 @@ def compile_vocabulary(p, model):
     return NONE if unk is None else vocab[unk], pairs
 
 
-def compile_added(p, added, normalized):
-    """The step that finds the added tokens in the raw or in the normalized text."""
-    found = {}
-    for token in added:
-        text = token.get("match", token["content"])
-        if len(text.encode()) > 1024:
-            refuse(f"the added token {token['content'][:40]!r}... of {len(text.encode())} bytes, more than 1024")
-        if text and token["normalized"] == normalized:
-            found.setdefault(text, token["id"])
-    if found:
-        p.step(STEP_ADDED, edges=p.trie(found))
-
-
 def compile_tokenizer(spec, rows, chat):
     p, model = Program(), spec["model"]
     added = [token for token in spec["added_tokens"] if rows is None or token["id"] < rows]
     if lost := [token["content"] for token in spec["added_tokens"] if token not in added]:
         note(f"{listing(lost)}: added tokens without a row among the model's {rows}, left out")
     control = compile_chat(p, chat, added)
-    compile_added(p, added, False)
-    p.normalizer(spec["normalizer"])
-    compile_added(p, added, True)
-    if spec["normalizer"] and '"prepend_scheme": "first"' in json.dumps(spec["pre_tokenizer"]):
-        refuse("Metaspace with prepend_scheme first after a normalizer")  # `tokenizers` asks where the text began
-    p.pre_tokenizer(spec["pre_tokenizer"])
+    pieces, flags, found = {i: piece for piece, i in model["vocab"].items()}, {}, ({}, {})
+    for token in added:
+        i, content, text = token["id"], token["content"], token.get("match", token["content"])
+        if len(text.encode()) > 1024:
+            refuse(f"the added token {content[:40]!r}... of {len(text.encode())} bytes, more than 1024")
+        if text:
+            found[token["normalized"]].setdefault(text, i)
+        pieces[i] = token.get("piece", content)
+        bits = (int(token.get("hidden", token["special"])) | LSTRIP * token["lstrip"] | RSTRIP * token["rstrip"]
+                | SINGLE_WORD * token["single_word"] | CONTROL * (content in control))
+        if flags.setdefault(i, bits) != bits:
+            refuse(f"two added tokens of id {i}")
+    for words, steps in zip(found, (leaves(spec["normalizer"]), leaves(spec["pre_tokenizer"]))):
+        if words:  # found in the raw text, and in the normalized one
+            p.step(STEP_ADDED, edges=p.trie(words))
+        for k, step in enumerate(steps):
+            if step.get("prepend_scheme") == "first" and (k or spec["normalizer"]):
+                refuse("Metaspace with prepend_scheme first after other steps")  # it asks where the text began
+            p.add(step)
     if len(p.steps) > 63:
         refuse(f"{len(p.steps)} steps of normalizers and pre-tokenizers, above 63")
     unk, pairs = compile_vocabulary(p, model)
-    word = p.class_of(builtin_class("word")) if any(token["single_word"] for token in added) else 0
-    space = p.class_of(builtin_class("space")) if any(token["lstrip"] or token["rstrip"] for token in added) else 0
+    word = p.class_of("word") if any(token["single_word"] for token in added) else 0
+    space = p.class_of(r"\s") if any(token["lstrip"] or token["rstrip"] for token in added) else 0
     (before, after), (to_bytes, strip) = spec["post_processor"], decoder_of(spec["decoder"])
     p.rows["post"] = [[i] for i in [*before, *after]]
-    pieces, flags = {i: piece for piece, i in model["vocab"].items()}, {}
-    for token in added:
-        i = token["id"]
-        pieces[i] = token.get("piece", token["content"])
-        bits = int(token.get("hidden", token["special"])) | CONTROL * (token["content"] in control)
-        bits |= LSTRIP * token["lstrip"] | RSTRIP * token["rstrip"] | SINGLE_WORD * token["single_word"]
-        if flags.setdefault(i, bits) != bits:
-            refuse(f"two added tokens of id {i}")
     if strip == NONE and any(" " in piece for piece in pieces.values()):
         refuse("a Metaspace decoder and pieces with spaces")
     if any(i not in pieces for i in [*before, *after]):
@@ -1532,7 +1490,12 @@ def to_hugging_face(folder, path, tokenizer):
     for name, layer in (key for key in arrays if len(TENSORS.get(key[0], ())) > 3):
         parts = places(HUGGING_FACE, c.model_type, name, layer, arrays[name, layer].shape, h)
         for (part, *_), array in zip(parts, arrays[name, layer] if len(parts) > 1 else [arrays[name, layer]]):
-            tensors.setdefault(part, []).append(torch.from_numpy(array))
+            tensors.setdefault(part, []).append(torch.from_numpy(array) if array.dtype == np.float32 else
+                                                torch.from_numpy(array.view("<i2")).view(torch.bfloat16))
+    tensors = {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in tensors.items()}
+    narrow = {name: tensor.bfloat16() for name, tensor in tensors.items()} if h["weight_type"] else {}
+    if narrow and all(torch.equal(tensors[name], tensor.to(tensors[name].dtype)) for name, tensor in narrow.items()):
+        tensors = narrow  # the norms, too
     origin = tokenizer and find_source(tokenizer)
     files = [file for name in TOKENIZER_FILES if origin and (file := origin / name).exists()]
     if tokenizer and not files:
@@ -1541,8 +1504,7 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{folder} is not empty (give a new one)")
     with replacing(folder) as temporary:
         temporary.mkdir()
-        huggingface_hub.save_torch_state_dict({name: parts[0] if len(parts) == 1 else torch.cat(parts)
-                                               for name, parts in tensors.items()}, temporary, max_shard_size=MAX_SHARD)
+        huggingface_hub.save_torch_state_dict(tensors, temporary, max_shard_size=MAX_SHARD)
         ropes = config["rope_parameters"]  # in both spellings: for transformers 4, and what builds on it, too
         rope = ropes.get("full_attention", ropes)
         config |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
@@ -1550,7 +1512,7 @@ def to_hugging_face(folder, path, tokenizer):
         if c.model_type == "gemma3_text":
             config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
         config.pop("torch_dtype", None)
-        config["dtype"] = "float32"
+        config["dtype"] = "bfloat16" if tensors is narrow else "float32"
         generation = dict(bos_token_id=config.get("bos_token_id"), eos_token_id=stops)
         for name, value in (("config.json", config), ("generation_config.json", generation)):
             (temporary / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -1562,7 +1524,7 @@ def to_hugging_face(folder, path, tokenizer):
 
 # ---- Command line ----
 
-def export(source, path):
+def export(source, path, bf16=False):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
     if path.is_dir() or path.exists() and path.samefile(source):
         fail(f"{path} is a folder or the source itself (give another name)")
@@ -1573,18 +1535,19 @@ def export(source, path):
         fingerprint = write_tokenizer(source, tokenizer, rows)
         if not fingerprint and final.exists():
             fail(f"{source} has no tokenizer, and {final} is of another model (remove it, or give another name)")
-        write_model(opened, model, fingerprint)
+        write_model(opened, model, fingerprint, bf16)
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="export.py", description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", metavar="SOURCE model.bin", help="what to read, what to write")
+    parser.add_argument("--bf16", action="store_true", help="store the matrices as bfloat16, if that changes nothing")
     parser.add_argument("--tokenizer", action="store_true", help="SOURCE tokenizer.bin: write the tokenizer only")
     parser.add_argument("--hf", metavar="DIR", help="model.bin: write it as a Hugging Face folder")
     parser.add_argument("--from", metavar="SOURCE", dest="tokenizer_source", help="with --hf: whose tokenizer to copy")
     a = parser.parse_args(arguments)
-    if len(a.paths) != (1 if a.hf else 2) or a.hf and a.tokenizer or a.tokenizer_source and not a.hf:
-        parser.error("SOURCE model.bin, --tokenizer SOURCE tokenizer.bin, or --hf DIR model.bin [--from SOURCE]")
+    if len(a.paths) != (1 if a.hf else 2) or bool(a.hf) + a.tokenizer + a.bf16 > 1 or a.tokenizer_source and not a.hf:
+        parser.error("SOURCE model.bin [--bf16], --tokenizer SOURCE tokenizer.bin, or --hf DIR model.bin [--from SOURCE]")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if a.hf:
@@ -1593,7 +1556,7 @@ def main(arguments=None):
             with replacing(Path(a.paths[1]).absolute()) as temporary:
                 write_tokenizer(find_source(a.paths[0]), temporary) or fail(f"{a.paths[0]} has no tokenizer")
         else:
-            export(find_source(a.paths[0]), Path(a.paths[1]).absolute())
+            export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
     except (ExportError, OSError, MemoryError) as error:
         sys.exit(f"export.py: {error}")
     except Exception as error:  # a library's, on data that it cannot take

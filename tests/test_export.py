@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
@@ -377,7 +377,7 @@ TENSOR_ERRORS = [
     (lambda t: t.pop("lm_head.weight"), "missing", "lm_head.weight"),  # B03
     (lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}), "q_proj.bias"),  # B11
     (lambda t: t.update({"model.foo.weight": torch.ones(3)}), "model.foo.weight"),
-    (lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.ones(96, 64)}), "model.layers.2.mlp.up_proj"),
+    (lambda t: t.update({"model.layers.1.mlp.up_proj.weight": torch.ones(96, 64)}), "model.layers.2.mlp.up_proj"),
     (lambda t: t.update({"model.norm.weight": torch.ones(63)}), "model.norm.weight", "(63,)", "(64,)"),
     (lambda t: t.update({"model.norm.weight": torch.ones(64, 1)}), "model.norm.weight", "(64, 1)"),
     (lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}), "model.norm.weight", "I8"),
@@ -827,6 +827,48 @@ def test_round_trip_of_other_sources(run, exported, tmp_path, source):
     assert torch.equal(*logits)
 
 
+# ---- bfloat16 ----
+
+@pytest.mark.parametrize("family, tied", [("llama", True), ("qwen2", False), ("gemma2", True), ("phi3", False)])
+def test_bf16(run, tmp_path, family, tied):
+    """Half the bytes of the matrices, the same logits to the bit, and back to the same tensors and type."""
+    folder = models.tiny_llama(tmp_path / "m", family, dtype="bfloat16", tie_word_embeddings=tied)
+    wide, narrow, back = tmp_path / "wide.bin", tmp_path / "narrow.bin", tmp_path / "back"
+    assert run(folder, wide)[0] == run("--bf16", folder, narrow)[0] == 0
+    header = np.fromfile(narrow, "<i8", 64)
+    matrices = sum(array.numel() for array in load_file(folder / "model.safetensors").values() if array.ndim == 2)
+    assert header[2] == 1 and 0 <= os.path.getsize(wide) - os.path.getsize(narrow) - 2 * matrices < 64 * 64
+    logits = [subprocess.run([EXPORT.parent / "run", path, "-m", "logits", "-I", "1 2 3 4 5 6 7 8 9", "-o", "-"],
+                             check=True, capture_output=True).stdout for path in (wide, narrow)]
+    assert logits[0] == logits[1] and len(logits[0]) == 9 * 4 * header[9]
+    assert run("--hf", back, narrow)[0] == 0
+    tensors, wanted = (load_file(path / "model.safetensors") for path in (back, folder))
+    config = json.loads((back / "config.json").read_text())
+    assert config["dtype"] == "bfloat16" and tensors.keys() == wanted.keys()
+    assert all(tensors[name].dtype == torch.bfloat16 and torch.equal(tensors[name], wanted[name]) for name in wanted)
+    assert run("--bf16", back, tmp_path / "again.bin")[0] == 0
+    skip = header[23] // 64 * 64 + 64  # the configs differ
+    assert (tmp_path / "again.bin").read_bytes()[512:-skip - 512] == narrow.read_bytes()[512:-skip - 512]
+
+
+def test_bf16_refuses_to_round(run, tmp_path):
+    """The smallest bit that bfloat16 lacks, in one value of a matrix; in a norm it may stay, and comes back."""
+    folder = models.tiny_llama(tmp_path / "m", dtype="bfloat16")
+    state = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    state["model.layers.1.input_layernorm.weight"][5] = 1 + 2 ** -20
+    save_file(state, folder / "model.safetensors")
+    assert run("--bf16", folder, tmp_path / "x.bin")[0] == run("--hf", tmp_path / "back", tmp_path / "x.bin")[0] == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "float32"
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(torch.equal(tensor.float(), state[name]) for name, tensor in back.items())
+    state["model.layers.1.mlp.up_proj.weight"].view(torch.int32)[-1, -1] |= 1
+    save_file(state, folder / "model.safetensors")
+    os.remove(tmp_path / "x.bin")
+    code, error = run("--bf16", folder, tmp_path / "x.bin")
+    assert code == 1 and "model.layers.1.mlp.up_proj.weight" in error and "bfloat16" in error
+    assert not (tmp_path / "x.bin").exists() and run(folder, tmp_path / "x.bin")[0] == 0
+
+
 def test_no_tokenizer_of_another_model_is_left_beside(run, tmp_path):
     """A source without a tokenizer does not take the name beside an older one, which run could not tell from its own."""
     folder, stale = models.tiny_llama(tmp_path / "m"), tmp_path / "m.tokenizer.bin"
@@ -904,7 +946,8 @@ def test_round_trip_errors(run, exported, tmp_path, plain):
 # ---- Command line ----
 
 @pytest.mark.parametrize("arguments", [[], ["a"], ["a", "b", "c"], ["--hf", "a"], ["--hf", "a", "b", "c"],
-                                       ["--from", "a", "b", "c"], ["--hf", "a", "--tokenizer", "b"], ["--nope"]])
+                                       ["--from", "a", "b", "c"], ["--hf", "a", "--tokenizer", "b"], ["--hf", "a", "--bf16", "b"],
+                                       ["--tokenizer", "--bf16", "a", "b"], ["--nope"]])
 def test_usage(run, arguments):
     code, error = run(*arguments)
     assert code == 2 and "export.py" in error

@@ -531,7 +531,7 @@ def test_sentencepiece(options, folder, tmp_path):
     (dict(pre_tokenizer=dict(type="Split", pattern=dict(Regex="a{2,1}"), behavior="Isolated", invert=False)), "2 to 1 times"),
     (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[dict(type="Digits", individual_digits=True)] * 70)), "70 steps"),
     (dict(normalizer=dict(type="Lowercase"), pre_tokenizer=dict(
-        type="Metaspace", replacement="▁", prepend_scheme="first", split=True)), "after a normalizer"),
+        type="Metaspace", replacement="▁", prepend_scheme="first", split=True)), "after other steps"),
     (dict(pre_tokenizer=dict(type="Sequence", pretokenizers=[dict(type="Digits", individual_digits=True), dict(
         type="Metaspace", replacement="▁", prepend_scheme="first", split=True)])), "after other steps"),
     (dict(model=dict(vocab={"a": 0, "b": 9_000_000})), "ids up to 9000000"),
