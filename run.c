@@ -582,8 +582,9 @@ typedef struct { float largest; double sum; } Softmax;  // score of a set of pos
 // activations have stride() floats, heads in the cache and in attention head_stride: head_dim rounded up to 16.
 typedef struct {
     const Model *model;
-    size_t context, chunk, logit_rows, position;  // position: tokens in the cache
-    size_t head_stride, q_rows;                   // q_rows: of a tile of queries that share a key/value head
+    size_t context, chunk, logit_rows;
+    size_t position, written;    // tokens in the cache; and before some of them were taken back
+    size_t head_stride, q_rows;  // q_rows: of a tile of queries that share a key/value head
     void *block;                                  // that holds all of these:
     float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
     float *q, *attended, *k, *v;                  // (T, n_heads * head_dim), of k and v (T, n_kv_heads * head_dim)
@@ -629,7 +630,7 @@ static size_t cache_size(const Run *r) {
 static size_t keepable(const Run *r, size_t same) {
     for (size_t l = 0; l < r->model->config.n_layers; l++) {
         size_t window = r->model->layers[l].window, n = slots(r, l);
-        if (r->position > n && r->position - same + window > n + 1) return 0;
+        if (r->written > n && r->written - same + window > n + 1) return 0;
     }
     return same;
 }
@@ -922,7 +923,7 @@ static void forward(Run *r, const int *tokens, size_t T) {
         }
         keep_hidden(r, c->n_layers, norm_before(r, m->final_norm, m->final_norm_bias, T), T);
     }
-    r->position += T;
+    r->written = r->position && r->written > r->position + T ? r->written : r->position + T, r->position += T;
 }
 
 // Logits (n, vocab_size) of rows first .. first + n of the chunk that forward() has just taken.
