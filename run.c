@@ -163,16 +163,22 @@ INLINE Quad sum_lanes(Vec lanes[TILE_R][PARTS]) {
     return SHUFFLE(c, c, 0, 2, 4, 6) + SHUFFLE(c, c, 1, 3, 5, 7);
 }
 
+// c[0] x^(n-1) + ... + c[n-1]
+INLINE float polynomial(const float *c, int n, float x) {
+    float p = c[0];
+    UNROLL for (int i = 1; i < n; i++) p = __builtin_fmaf(p, x, c[i]);
+    return p;
+}
+
 // e^x to about 1 ulp, without a branch so that loops over it become vectors: x = n ln 2 + r with |r| <= ln 2 / 2, the
 // Taylor polynomial of e^r, and n added to the exponent. Below -87 (e^-87 is 1.6e-38) 0, above 88 e^88, of NaN NaN.
 INLINE float fast_exp(float x) {
     static const float taylor[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f};
     float clamped = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
     float shifted = __builtin_fmaf(clamped, 1.44269504f, 0x1.8p23f);  // its low bits are now n = round(x / ln 2)
-    float n = shifted - 0x1.8p23f, p = taylor[0];
+    float n = shifted - 0x1.8p23f;
     float r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, __builtin_fmaf(n, -0x1.62e4p-1f, clamped));  // ln 2 in two parts
-    UNROLL for (int i = 1; i < 6; i++) p = __builtin_fmaf(r, p, taylor[i]);
-    p = __builtin_fmaf(r * r, p, r) + 1.0f;
+    float p = __builtin_fmaf(r * r, polynomial(taylor, 6, r), r) + 1.0f;
     union { float f; uint32_t u; } bits = {shifted}, power = {.u = (bits.u + 127) << 23};
     return x < -87.0f ? 0.0f : p * power.f;
 }
@@ -275,8 +281,10 @@ static double field(const Config *c, int i, char text[32]) {
     return snprintf(text, 32, "%.9g", slot.real), slot.real;
 }
 
-// Dies unless every field is in its range and they agree with each other.
-static void check_config(const Config *c, const char *path) {
+// Dies unless every field is in its range and they agree with each other; then makes room for layers and tensors.
+static void check_config(Model *m) {
+    const Config *c = &m->config;
+    const char *path = m->file.path;
     char text[32];
     for (int i = 0; i < N_FIELDS; i++) {
         double value = field(c, i, text);
@@ -292,6 +300,8 @@ static void check_config(const Config *c, const char *path) {
         die("%s: norm_place %zu: in parallel, one norm comes before both (update run.c)", path, c->norm_place);
     long long bos = c->bos_id, n = (long long)c->vocab_size;
     if (bos >= n) die("%s: bos_id %lld is not in the vocabulary of %lld (the file is damaged)", path, bos, n);
+    m->layers = allocate(c->n_layers, sizeof(Layer), "the layers");
+    m->tensors = allocate(c->n_layers * (sizeof(Layer) / sizeof(Tensor *)) + 16, sizeof(Tensor), "the list of tensors");
 }
 
 // Finds the next tensor, at the next multiple of `align` bytes, and notes it in the model's list.
@@ -303,14 +313,6 @@ static const Tensor *take(Model *m, const char *name, int layer, Type type, size
             m->file.path, name, rows, columns, m->taken, m->file.size);
     m->tensors[m->n_tensors] = (Tensor){name, layer, type, rows, columns, m->file.data + start};
     return &m->tensors[m->n_tensors++];
-}
-
-// Room for the layers and the list of their tensors.
-static void allocate_layers(Model *m) {
-    size_t n = m->config.n_layers;
-    if (n > m->file.size) die("%s: n_layers is %zu in %zu bytes (the file is damaged)", m->file.path, n, m->file.size);
-    m->layers = allocate(n, sizeof(Layer), "the layers");
-    m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(Tensor *)), 16), sizeof(Tensor), "the list of tensors");
 }
 
 // Dies unless the integer tables hold what is supported; the layers get theirs. A llama2.c file has no such tables.
@@ -352,10 +354,10 @@ static void load_version_1(Model *m) {
     const unsigned char *file = m->file.data;
     if (m->file.size < HEADER_SIZE)
         die("%s has %zu bytes, a header has %d (copy it again)", m->file.path, m->file.size, HEADER_SIZE);
-    memcpy(c, file, sizeof *c), check_config(c, m->file.path);
+    memcpy(c, file, sizeof *c), check_config(m);
     for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
         if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, file[i]);
-    allocate_layers(m), m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
+    m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
     if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
 }
 
@@ -387,8 +389,7 @@ static void load_llama2c(Model *m, bool version) {
         .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4,
         .rope_attention_factor = 1, .rope_attention_factor_local = 1, .attention_scale = 1 / sqrt((double)head_dim),
         .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
-    check_config(c, m->file.path), allocate_layers(m);
-    m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
+    check_config(m), m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
     for (; *at; at = strchr(at, ' ') + 1)
         if (*at != '-') take_tensors(m, at, 4);
         else m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
@@ -466,9 +467,8 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
 __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
                                             const void *w, size_t row, size_t step, Type type, size_t n, size_t T) {
 #define TILE(T, R)                                                                                                     \
-    case T: if (type == F32) tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R);                     \
-            else tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R);                                \
-            break;
+    case T: type == F32 ? tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R)                         \
+                        : tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R); break;
     switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
 }
 
@@ -533,14 +533,8 @@ static void norm(const Config *c, float *out, const float *x, const float *weigh
         out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (bias ? (double)bias[i] : 0));
 }
 
-// c[0] x^(n-1) + ... + c[n-1]. The coefficients below are minimax fits to mpmath's values (Lawson's algorithm).
-INLINE float polynomial(const float *c, int n, float x) {
-    float p = c[0];
-    UNROLL for (int i = 1; i < n; i++) p = __builtin_fmaf(p, x, c[i]);
-    return p;
-}
-
-// tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1).
+// tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1). The coefficients here and in
+// erf are minimax fits to mpmath's values (Lawson's algorithm).
 INLINE float fast_tanh(float x) {
     static const float c[] = {0.00158476f, -0.00740956f, 0.02130299f, -0.05385233f, 0.13332221f, -0.33333297f};
     float a = __builtin_fabsf(x), z = x * x;
@@ -559,19 +553,17 @@ INLINE float fast_erf(float x) {
     return __builtin_copysignf(a < 1 ? near : far, x);
 }
 
-// The activations, each to a few ulp (gelu and gelu_tanh of the larger of the result and x / 20).
-INLINE float silu(float x) { return x / (1 + fast_exp(-x)); }
-INLINE float gelu(float x) { return 0.5f * x * (1 + fast_erf(x * 0.707106781f)); }
-INLINE float gelu_tanh(float x) {  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-    return x / (1 + fast_exp(-1.59576912f * __builtin_fmaf(0.044715f * x * x, x, x)));
-}
-INLINE float relu(float x) { return x < 0 ? 0 : x; }
-INLINE float sigmoid(float x) { return 1 / (1 + fast_exp(-x)); }
-
-// Gated linear units (Shazeer 2020): gate = activation(gate) * up, over n elements.
+// Gated linear units (Shazeer 2020): gate = activation(gate) * up, over n elements; to a few ulp (gelu and gelu_tanh of
+// the larger of the result and x / 20). In the third (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 static void gated(size_t activation, float *gate, const float *up, size_t n) {
-#define GATED(number, f) case number: for (size_t i = 0; i < n; i++) gate[i] = f(gate[i]) * up[i]; break;
-    switch (activation) { GATED(0, silu) GATED(1, gelu) GATED(2, gelu_tanh) GATED(3, relu) GATED(4, sigmoid) }
+#define GATED(number, f) case number: for (size_t i = 0; i < n; i++) { float x = gate[i]; gate[i] = (f) * up[i]; } break;
+    switch (activation) {
+        GATED(0, x / (1 + fast_exp(-x)))                                                      // silu
+        GATED(1, 0.5f * x * (1 + fast_erf(x * 0.707106781f)))                                 // gelu
+        GATED(2, x / (1 + fast_exp(-1.59576912f * __builtin_fmaf(0.044715f * x * x, x, x))))  // gelu_tanh
+        GATED(3, x < 0 ? 0 : x)                                                               // relu
+        GATED(4, 1 / (1 + fast_exp(-x)))                                                      // sigmoid
+    }
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
@@ -849,10 +841,10 @@ static void attention(Run *r, size_t l, size_t T) {
             finish(r, head_of(r, r->attended, t0 + q / group, h * group + q % group), s.total + q * n, s.sum[q]);
     }
     for (size_t head; T == 1 && next_item(&head, c->n_heads);) {
-        Scratch s = new_scratch(r, 0, 0, 1);
-        for (size_t i = head; i < shares * c->n_heads; i += c->n_heads)
-            merge(s.total, s.sum, r->parts + i * n, r->part_sums[i], n);
-        finish(r, head_of(r, r->attended, 0, head), s.total, *s.sum);
+        float *total = r->parts + head * n;  // of the first block
+        for (size_t i = head + c->n_heads; i < shares * c->n_heads; i += c->n_heads)
+            merge(total, &r->part_sums[head], r->parts + i * n, r->part_sums[i], n);
+        finish(r, r->attended + head * c->head_dim, total, r->part_sums[head]);
     }
 }
 
