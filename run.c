@@ -317,11 +317,10 @@ static const Tensor *take(Model *m, const char *name, int layer, Type type, size
 // Dies unless the integer tables hold what is supported; the layers get theirs. A llama2.c file has no such tables.
 static void check_tables(const Model *m) {
     const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *w = m->layer_window ? m->layer_window->data : NULL;
-    const int32_t *rope = w ? m->layer_rope->data : NULL, n_tables = (int32_t)m->config.n_rope_tables;
+    const int32_t *rope = w ? m->layer_rope->data : NULL;
     for (size_t l = 0; l < m->config.n_layers; l++) {
-        if (w && (w[l] < 0 || rope[l] < 0 || rope[l] > n_tables))
-            die("%s: layer %zu has window %d and table %d of %d (export it again)", m->file.path, l, w[l], rope[l],
-                n_tables);
+        if (w && (w[l] < 0 || rope[l] < 0 || (size_t)rope[l] > m->config.n_rope_tables))
+            die("%s: layer %zu has window %d and table %d (export it again)", m->file.path, l, w[l], rope[l]);
         m->layers[l].window = w && w[l] ? (size_t)w[l] : NO_WINDOW, m->layers[l].rope = w ? (size_t)rope[l] : 1;
     }
     const float *frequency = m->rope_freq->data;
@@ -598,21 +597,20 @@ static size_t slots(const Run *r, size_t l) {
     return round_up(min_size(seen + r->chunk - 1, r->context), KV_BLOCK);
 }
 
-// Where the block of a position, of a head of layer l, is in the cache: blocks 0 of all layers come first, then blocks
-// 1, so that memory is used from the start on as the text grows. In a block values are (KV_BLOCK, head_dim), keys
-// (head_dim, KV_BLOCK): scores of neighbours lie side by side.
-static size_t cache_at(const Run *r, size_t l, size_t head, size_t position) {
-    size_t block = position % slots(r, l) / KV_BLOCK, before = 0;
-    for (size_t i = 0; i < r->model->config.n_layers; i++)
-        before += min_size(slots(r, i) / KV_BLOCK, block + (i < l));
-    return (before * r->model->config.n_kv_heads + head) * KV_BLOCK * r->head_stride;
+// Blocks of the cache before a block of layer l: blocks 0 of all layers come first, then blocks 1, so that memory is
+// used from the start on as the text grows. A block holds, for each key/value head, values (KV_BLOCK, head_stride) or
+// keys (head_stride, KV_BLOCK): scores of neighbours lie side by side.
+static size_t blocks_before(const Run *r, size_t l, size_t block) {
+    size_t before = 0;
+    for (size_t i = 0; i < r->model->config.n_layers; i++) before += min_size(slots(r, i) / KV_BLOCK, block + (i < l));
+    return before;
 }
+static size_t block_size(const Run *r) { return mul(r->model->config.n_kv_heads, mul(KV_BLOCK, r->head_stride)); }
+static size_t cache_size(const Run *r) { return mul(blocks_before(r, 0, SIZE_MAX / 2), block_size(r)); }
 
-// Floats of the keys of all layers; the values take as many.
-static size_t cache_size(const Run *r) {
-    size_t sum = 0;
-    for (size_t l = 0; l < r->model->config.n_layers; l++) sum = add(sum, slots(r, l));
-    return mul(sum, mul(r->model->config.n_kv_heads, r->head_stride));
+// Where a position's block is in layer l's keys and values, for key/value head h.
+static size_t cache_at(const Run *r, size_t l, size_t h, size_t position) {
+    return blocks_before(r, l, position % slots(r, l) / KV_BLOCK) * block_size(r) + h * KV_BLOCK * r->head_stride;
 }
 
 // Of the first `same` tokens in the cache, how many may stay: all, or none if later ones took slots that a sliding
@@ -713,10 +711,10 @@ static void place(Run *r, size_t l, size_t t) {
     float *q = r->q + query_at(r, t, 0), *k = r->k + at, *v = r->v + at;
     norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
     rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
-    for (size_t h = 0, i = (r->position + t) % KV_BLOCK; h < c->n_kv_heads; h++, k += c->head_dim, v += c->head_dim) {
-        size_t block = cache_at(r, l, h, r->position + t);
-        memcpy(r->v_cache + block + i * r->head_stride, v, c->head_dim * sizeof *v);
-        for (size_t d = 0; d < c->head_dim; d++) r->k_cache[block + d * KV_BLOCK + i] = k[d];
+    size_t block = cache_at(r, l, 0, r->position + t), i = (r->position + t) % KV_BLOCK, n = c->head_dim;
+    for (size_t h = 0; h < c->n_kv_heads; h++, k += n, v += n, block += KV_BLOCK * r->head_stride) {
+        memcpy(r->v_cache + block + i * r->head_stride, v, n * sizeof *v);
+        for (size_t d = 0; d < n; d++) r->k_cache[block + d * KV_BLOCK + i] = k[d];
     }
 }
 
