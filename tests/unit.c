@@ -505,7 +505,7 @@ static void test_forward(Model model) {
     }
 }
 
-// As many tokens of the cache as keepable() says may stay: the logits are those of an empty one. `all`: it must say all.
+// As many tokens as keepable() lets stay in the cache: the logits are those of an empty one. `all`: it must let all stay.
 static void test_keepable(Model m, size_t same, bool all) {
     int ids[180];
     for (int i = 0; i < 180; i++) ids[i] = (int)random_below(31);
