@@ -105,7 +105,7 @@ def test_magic_and_unused_slots(tmp_path, slot):
     dict(n_layers=0), dict(dim=0, head_dim=4, n_heads=1, n_kv_heads=1), dict(vocab_size=0), dict(hidden_dim=0),
     dict(seq_len=0), dict(eos=[40]), dict(eos=[-1]),
     dict(eos=[2**31 - 1]), dict(eos=list(range(17))), dict(bos_id=40), dict(bos_id=-2), dict(version=2),
-    dict(weight_type=1), dict(weight_type=2),
+    dict(weight_type=2),
     dict(tied=2), dict(activation=5), dict(norm_place=21), dict(norm_place=16), dict(norm_place=32), dict(qk_norm=4),
     dict(biases=32), dict(n_rope_tables=3), dict(n_rope_tables=0), dict(norm_kind=2), dict(n_experts=4),
     dict(kv_lora_rank=8)], ids=short)
