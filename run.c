@@ -243,7 +243,6 @@ INLINE float fast_exp(float x) {
     TENSOR(classifier_bias, F32, c->biases & 16, 1, c->vocab_size)
 
 enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1, PARALLEL = 16 };
-static const char MAGIC[8] = {'r', 'u', 'n', '.', 'c', '\r', '\n', 0x1a};
 typedef enum { F32, I32, BF16 } Type;
 
 #define COUNT_MEMBER(name, low, high) size_t name;
@@ -260,8 +259,7 @@ _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_
 
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
-static const size_t NO_WINDOW = SIZE_MAX / 2;
-typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // of layer_window and layer_rope
+typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // window SIZE_MAX / 2: all; rope as in layer_rope
 typedef struct {
     Config config;
     File file;
@@ -321,7 +319,7 @@ static void check_tables(const Model *m) {
     for (size_t l = 0; l < m->config.n_layers; l++) {
         if (w && (w[l] < 0 || rope[l] < 0 || (size_t)rope[l] > m->config.n_rope_tables))
             die("%s: layer %zu has window %d and table %d (export it again)", m->file.path, l, w[l], rope[l]);
-        m->layers[l].window = w && w[l] ? (size_t)w[l] : NO_WINDOW, m->layers[l].rope = w ? (size_t)rope[l] : 1;
+        m->layers[l].window = w && w[l] ? (size_t)w[l] : SIZE_MAX / 2, m->layers[l].rope = w ? (size_t)rope[l] : 1;
     }
     const float *frequency = m->rope_freq->data;
     for (size_t i = 0; i < m->config.n_rope_tables * (m->config.rope_dim / 2); i++)
@@ -406,7 +404,7 @@ static void load_model(Model *m, const char *path) {
     memcpy(word, m->file.data, min_size(sizeof word, m->file.size));
     if (word[0] == LLAMA2C_MAGIC && word[1] != 1)
         die("%s is llama2.c's version %u, supported are the float32 ones, 0 and 1 (export it as one)", path, word[1]);
-    if (!memcmp(word, MAGIC, sizeof MAGIC)) load_version_1(m);
+    if (!memcmp(word, "run.c\r\n\x1a", sizeof word)) load_version_1(m);
     else load_llama2c(m, word[0] == LLAMA2C_MAGIC);
     if (m->taken != m->file.size)
         die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, m->file.size, m->taken);
@@ -771,14 +769,13 @@ static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t st
     weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
-        int high = end > start ? (int)min_size(end - start, KV_BLOCK) : 0;
-        int low = old > start ? (int)min_size(old - start, (size_t)high) : 0;
+        size_t high = min_size(end - min_size(end, start), KV_BLOCK), low = min_size(old - min_size(old, start), high);
         bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // all of it, and so do later queries
         step = whole ? T * group - q : group;
         for (size_t i = q; i < q + step; i++)
-            s->part_sum[i] = softmax(c, s->weights + i * KV_BLOCK, low, high);
-        weigh(s->part + q * n, s->weights + q * KV_BLOCK + low, KV_BLOCK, r->v_cache + at + (size_t)low * n, n,
-              (size_t)(high - low), step);
+            s->part_sum[i] = softmax(c, s->weights + i * KV_BLOCK, (int)low, (int)high);
+        const float *weights = s->weights + q * KV_BLOCK + low, *values = r->v_cache + at + low * n;
+        weigh(s->part + q * n, weights, KV_BLOCK, values, n, high - low, step);
     }
 }
 
@@ -1982,16 +1979,16 @@ static Mode check_options(const Options *o) {
 // Threads by default: a core for each, of those that this process may use, within the container's share of time.
 static int default_threads(void) {
     cpu_set_t cpus;
-    size_t n = 0, sibling, quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0), period = 0;
+    size_t n = 0, sibling, quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0);
+    size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
     char path[96];
     if (sched_getaffinity(0, sizeof cpus, &cpus)) return omp_get_max_threads();
     for (size_t i = 0; i < CPU_SETSIZE; i++) {
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
         if (!CPU_ISSET(i, &cpus)) continue;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
         sibling = number_in(path, "%zu", i);
         n += sibling >= i || !CPU_ISSET(sibling, &cpus);  // the first of those that share a core
     }
-    period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
     if (quota && period) n = min_size(n, (quota + period - 1) / period);
     return n ? (int)n : 1;
 }
