@@ -124,6 +124,7 @@ enum { LANES = 16, WIDTH = 16, PARTS = LANES / WIDTH, TILE_T = 6, TILE_R = 4 };
 #else
 enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #endif
+_Static_assert(TILE_T > 2 && TILE_T <= 6, "tiles of 1 to 6 tokens, and none of one where T is larger");
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -259,7 +260,7 @@ _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_
 
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
-typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // window SIZE_MAX / 2: all; rope as in layer_rope
+typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // window SIZE_MAX / 2: all
 typedef struct {
     Config config;
     File file;
@@ -345,18 +346,6 @@ static void take_tensors(Model *m, const char *only, size_t align) {
     TENSORS_LAST(TAKE)
 }
 
-static void load_version_1(Model *m) {
-    Config *c = &m->config;
-    const unsigned char *file = m->file.data;
-    if (m->file.size < HEADER_SIZE)
-        die("%s has %zu bytes, a header has %d (copy it again)", m->file.path, m->file.size, HEADER_SIZE);
-    memcpy(c, file, sizeof *c), check_config(m);
-    for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
-        if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, file[i]);
-    m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
-    if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
-}
-
 // base ** exponent, that in [0, 1), from square roots: these are the same on every machine, pow() is not.
 static double power(double base, double exponent) {
     double result = 1;
@@ -400,14 +389,23 @@ static void load_llama2c(Model *m, bool version) {
 // Maps a checkpoint and checks it: every size against the file's before anything is used.
 static void load_model(Model *m, const char *path) {
     *m = (Model){.file = map_file(path)};
+    const unsigned char *file = m->file.data;
+    size_t size = m->file.size;
     uint32_t word[2] = {0};
-    memcpy(word, m->file.data, min_size(sizeof word, m->file.size));
+    memcpy(word, file, min_size(sizeof word, size));
     if (word[0] == LLAMA2C_MAGIC && word[1] != 1)
         die("%s is llama2.c's version %u, supported are the float32 ones, 0 and 1 (export it as one)", path, word[1]);
-    if (!memcmp(word, "run.c\r\n\x1a", sizeof word)) load_version_1(m);
-    else load_llama2c(m, word[0] == LLAMA2C_MAGIC);
-    if (m->taken != m->file.size)
-        die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, m->file.size, m->taken);
+    if (memcmp(word, "run.c\r\n\x1a", sizeof word)) load_llama2c(m, word[0] == LLAMA2C_MAGIC);
+    else {
+        if (size < HEADER_SIZE) die("%s has %zu bytes, a header has %d (copy it again)", path, size, HEADER_SIZE);
+        memcpy(&m->config, file, sizeof m->config), check_config(m);
+        for (size_t i = sizeof m->config; i < HEADER_SIZE; i++)
+            if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", path, i, file[i]);
+        m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
+        if (m->config.config_size) m->taken = add(round_up(m->taken, ALIGNMENT), m->config.config_size);
+    }
+    if (m->taken != size)
+        die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, size, m->taken);
     check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
 }
@@ -486,7 +484,7 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
 // out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share panels of rows; a panel is read from
 // memory once, a block of k at a time. Many tokens, and the ends of w, get a copy in which a tile reads on and on.
 static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
-    _Alignas(64) float packed[PANEL * K_BLOCK];
+    static _Thread_local _Alignas(64) float packed[PANEL * K_BLOCK];
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
     for (size_t panel; next_item(&panel, (w->rows + PANEL - 1) / PANEL);) {
         size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows);
@@ -1015,7 +1013,6 @@ static void append_utf8(Buffer *b, const unsigned char *s, size_t n, bool conten
 static void append_mapped(const Tokenizer *t, Buffer *b, size_t from, size_t to, bool content) {
     for (; from < to; from++) append(b, &(Char){t->at[MAP][EDGE * from + 1], 0, content}, sizeof(Char));
 }
-
 static Stretch all_of(Buffer b, bool leads) { return (Stretch){AS(Char, b), b.size / sizeof(Char), leads}; }
 
 // The row with this key in a range of EDGES or MAP, or NULL.
@@ -1029,7 +1026,6 @@ static const uint32_t *find(const Tokenizer *t, int section, const uint32_t *ran
     }
     return NULL;
 }
-
 static uint32_t flags_of(const Tokenizer *t, uint32_t id) { return t->at[IDS][ID * (size_t)id + 2]; }
 
 // Whether the stretch has an i-th character (none is before the first), and it is of class k.
@@ -1445,7 +1441,6 @@ typedef struct {
     double *weights;                                   // (vocab_size) by id, 0 for what a filter removed
 } Sampler;
 
-// Makes the arrays of a sampler whose settings are there.
 static void new_sampler(Sampler *s, size_t n) {
     s->vocab_size = n, s->candidates = allocate(n, sizeof *s->candidates, "the sampler");
     s->weights = allocate(n, sizeof *s->weights, "the sampler");
@@ -1739,14 +1734,6 @@ static bool write_on(Session *x, const int *ids, size_t n) {
     return ended;
 }
 
-static void generate(Session *x, const Prompt *p) {
-    bool as_given = x->t && p->text.size;  // text is shown as it was given
-    for (size_t i = 0; i < p->n; i++) append_token(&x->out, x->t, &x->decoder, p->ids[i], false);
-    if (as_given) decode_end(&x->decoder, &x->out);
-    print_from(as_given ? &p->text : &x->out, 0);
-    write_on(x, p->ids, p->n);
-}
-
 // Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
 static bool next_turn(const Options *o, Buffer *talk) {
     bool terminal = isatty(fileno(stdin)), marks = terminal && isatty(STDOUT_FILENO), given = o->text && !talk->size;
@@ -1788,8 +1775,11 @@ static void chat(Session *x) {
 static void run_session(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
     Session x;
     new_session(&x, o, m, t, p ? p->n : 0, !p);
-    if (p) generate(&x, p);
-    else chat(&x);
+    bool as_given = p && x.t && p->text.size;  // text is shown as it was given
+    for (size_t i = 0; p && i < p->n; i++) append_token(&x.out, x.t, &x.decoder, p->ids[i], false);
+    if (as_given) decode_end(&x.decoder, &x.out);
+    print_from(as_given ? &p->text : &x.out, 0);
+    p ? (void)write_on(&x, p->ids, p->n) : chat(&x);
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x.fed,
             per_second(x.fed, x.feeding), x.made, per_second(x.timed, x.making), (size_t)o->sampler.state);
 }
@@ -1975,24 +1965,29 @@ static Mode check_options(const Options *o) {
     return mode;
 }
 
-#if defined _OPENMP && defined __linux__
-// Threads by default: a core for each, of those that this process may use, within the container's share of time.
-static int default_threads(void) {
+// -j, else OMP_NUM_THREADS, else a thread for each core that this process may use, within its share of time.
+static void set_threads(double threads) {
+#ifdef _OPENMP
+    size_t n = (size_t)threads;
+#ifdef __linux__
     cpu_set_t cpus;
-    size_t n = 0, sibling, quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0);
-    size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
     char path[96];
-    if (sched_getaffinity(0, sizeof cpus, &cpus)) return omp_get_max_threads();
-    for (size_t i = 0; i < CPU_SETSIZE; i++) {
+    bool by_default = !n && !getenv("OMP_NUM_THREADS") && !sched_getaffinity(0, sizeof cpus, &cpus);
+    for (size_t i = 0, first; by_default && i < CPU_SETSIZE; i++) {
         if (!CPU_ISSET(i, &cpus)) continue;
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
-        sibling = number_in(path, "%zu", i);
-        n += sibling >= i || !CPU_ISSET(sibling, &cpus);  // the first of those that share a core
+        first = number_in(path, "%zu", i), n += first >= i || !CPU_ISSET(first, &cpus);  // of those that share a core
     }
-    if (quota && period) n = min_size(n, (quota + period - 1) / period);
-    return n ? (int)n : 1;
-}
+    const char *share = "/sys/fs/cgroup/cpu.max";
+    size_t quota = number_in(share, "%zu", 0), period = number_in(share, "%*u %zu", 0);
+    if (by_default && quota && period) n = min_size(n, (quota + period - 1) / period);
 #endif
+    omp_set_dynamic(0);
+    if (n) omp_set_num_threads((int)n);
+#else
+    if (threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", threads);
+#endif
+}
 
 #ifndef RUN_NO_MAIN
 int main(int argc, char **argv) {
@@ -2005,15 +2000,7 @@ int main(int argc, char **argv) {
     Mode mode = check_options(&o);
     if (o.file && strcmp(o.file, "-") && !freopen(input = o.file, "r", stdin))
         die("cannot open %s: %s (check the path)", input, strerror(errno));
-#ifdef _OPENMP
-    omp_set_dynamic(0);
-    if (o.threads > 0) omp_set_num_threads((int)o.threads);
-#ifdef __linux__
-    else if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(default_threads());
-#endif
-#else
-    if (o.threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", o.threads);
-#endif
+    set_threads(o.threads);
     for (const int *s = (int[]){SIGINT, SIGTERM, SIGHUP, SIGBUS, 0}; *s; s++) signal(*s, on_signal);
     signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit is an error
     bool has_text = o.text || o.file || mode == CHAT || mode == TOKENIZE || mode == DETOKENIZE;
