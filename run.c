@@ -1,11 +1,10 @@
 /* run.c: inference for LLaMA-style decoders, in one file:  ./run model.bin -i "Once upon a time"
  *
- * It reads from the ground up: errors and memory, vectors of 16 lanes, the checkpoint (its tables are the format's
- * specification), kernels, attention, the forward pass, the tokenizer, the chat format, the sampler, input and output,
- * the modes, the command line. Arrays are row-major; a comment like (T, n_heads, head_dim) is a shape in the names of
- * the header's fields, T being the number of tokens that one call of forward() takes. Every sum has one fixed order,
- * whatever the number of threads or the size of T: the same tokens give the same logits to the last bit. Not here:
- * training, GPUs, quantized weights. */
+ * It reads from the ground up: errors and memory, threads, vectors, the checkpoint (its tables specify the format),
+ * kernels, attention, the forward pass, the tokenizer, the chat format, the sampler, input and output, the modes, the
+ * command line. Arrays are row-major; a comment like (T, n_heads, head_dim) is a shape in the names of the header's
+ * fields, T the number of tokens that one call of forward() takes. Every sum has one fixed order: the same tokens give
+ * the same logits to the last bit. Not here: training, GPUs, quantized weights. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -99,26 +98,23 @@ static File map_file(const char *path) {
 }
 
 // ---- threads --------------------------------------------------------------------------------------------------------
-// The forward pass runs in all threads at once. Where there is work to share, each takes the next of n items until
-// there is none, and then waits until all are done:
-//     for (size_t i; next_item(&i, n);) ... item i ...
-// Who computes an item never changes how. One counter does it all: a thread draws a number when it has finished an
-// item, so that the last of n + threads numbers is drawn when nobody works any more.
+// The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n);) ... item i ...`:
+// each takes the next of n items until there is none, then waits for the others. Who takes an item never changes how.
+// One counter does it all: a thread draws a number when it has finished an item; the last of n + threads ends it.
 static _Alignas(64) atomic_size_t drawn;  // numbers so far
+static int spins = 20000;                 // of a wait, before others may run; 0 with more threads than processors
 static _Thread_local size_t past;         // of these, for work that is done; both begin at 0 in a parallel region
 
 static bool next_item(size_t *item, size_t n) {
-    enum { SPINS = 20000 };  // some tens of microseconds, then other programs may run
     if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
     past += n + (size_t)omp_get_num_threads();
-    for (int i = 0; atomic_load(&drawn) < past;) i < SPINS ? i++ : sched_yield();
+    for (int i = 0; atomic_load(&drawn) < past;) i < spins ? i++ : sched_yield();
     return false;
 }
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
-// A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree: this fixes the
-// result on any machine. A register has WIDTH lanes. The kernels multiply TILE_T tokens by TILE_R rows at a time, so
-// that all their sums stay in registers.
+// A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree, on any machine. A
+// register has WIDTH lanes; the sums of the TILE_T tokens by TILE_R rows that a kernel multiplies at a time fill them.
 #if defined __AVX512F__
 enum { LANES = 16, WIDTH = 16, PARTS = LANES / WIDTH, TILE_T = 6, TILE_R = 4 };
 #else
@@ -185,7 +181,6 @@ INLINE float fast_exp(float x) {
 
 // ---- the checkpoint -------------------------------------------------------------------------------------------------
 // One flat little-endian file, used in place. These tables are its specification; loading and `-m check` follow them.
-//
 // Header: 64 slots of 8 bytes. Slot 0 is the magic "run.c\r\n\x1a"; then one field a slot in the order of HEADER, as
 // uint64 (COUNT), int64 (INT) or float64 (REAL), with the smallest and largest value that this program supports (others
 // that are described belong to the format and are refused); the slots left are 0.
@@ -484,7 +479,8 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
 // out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share panels of rows; a panel is read from
 // memory once, a block of k at a time. Many tokens, and the ends of w, get a copy in which a tile reads on and on.
 static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
-    static _Thread_local _Alignas(64) float packed[PANEL * K_BLOCK];
+    static _Thread_local float *packed;  // not on the stack, which may be as small as this
+    if (!packed && !(packed = aligned_alloc(64, PANEL * K_BLOCK * sizeof *packed))) die("no memory for a thread's panel");
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
     for (size_t panel; next_item(&panel, (w->rows + PANEL - 1) / PANEL);) {
         size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows);
@@ -609,8 +605,7 @@ static size_t cache_at(const Run *r, size_t l, size_t h, size_t position) {
     return blocks_before(r, l, position % slots(r, l) / KV_BLOCK) * block_size(r) + h * KV_BLOCK * r->head_stride;
 }
 
-// Of the first `same` tokens in the cache, how many may stay: all, or none if later ones took slots that a sliding
-// window needs.
+// How many of the first `same` tokens may stay in the cache: all, or none if later ones took what a window needs.
 static size_t keepable(const Run *r, size_t same) {
     for (size_t l = 0; l < r->model->config.n_layers; l++) {
         size_t window = r->model->layers[l].window, n = slots(r, l);
@@ -738,8 +733,7 @@ static void weigh(float *out, const float *p, size_t p_stride, const float *v, s
         switch (Q = min_size(rows - q, TILE_T)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) WEIGH(5) WEIGH(6) }
 }
 
-// The softmax of scores low .. high of a row p (KV_BLOCK): scale * score or, capped, cap * tanh(scale * score / cap)
-// becomes a weight e^(that - largest), the others 0.
+// The softmax of scores low .. high of a row p (KV_BLOCK), scaled and capped: weights e^(score - largest), others 0.
 static Softmax softmax(const Config *c, float *p, int low, int high) {
     float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, largest = -INFINITY, lane[LANES];
     if (low == high) return (Softmax){largest, 0};
@@ -808,8 +802,7 @@ static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
 }
 
 // Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
-// Threads share key/value heads and tiles of tokens or, for one token, blocks of positions, whose parts are then merged
-// in the same order.
+// Threads share kv heads and tiles of tokens or, for one token, blocks of positions: merged later, in the same order.
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
@@ -967,8 +960,7 @@ typedef struct {
     bool strip_after_bos;                    // as llama2.c does
 } Tokenizer;
 
-// A code point, or 0x110000 + a byte that begins no character; its combining class, set while normalizing; whether it
-// is of a chat's content, where CONTROL tokens are plain text.
+// A code point, or 0x110000 + a byte that begins no character; its combining class; of a chat's content: no CONTROL.
 typedef struct { uint32_t c; uint16_t class; bool content; } Char;
 typedef struct { const Char *s; size_t size; bool leads; } Stretch;  // of a text; leads: starts where the text does
 typedef struct { uint32_t pc; size_t least, i; } Choice;  // on at pc from character i, then each before to least
@@ -1224,8 +1216,7 @@ static void run_step(Encoder *e, const uint32_t *step, Stretch x) {
     if (x.size) kinds[step[0]](e, step, &x);
 }
 
-// The ids of a text of Char, which is freed; with those that the tokenizer adds around it if it is alone. The caller
-// frees them.
+// The ids, to be freed, of a text of Char, which is freed; if it is alone, with those that belong around a text.
 static int *encode(const Tokenizer *t, Buffer text, bool alone, size_t *n) {
     const Stretch x = all_of(text, true);
     Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)x.size};
@@ -1496,8 +1487,8 @@ static size_t penalize(Sampler *s, const float *logits, const int *seen, size_t 
     return best;
 }
 
-// Sets the weight of every id: e^((logit - largest) / temperature) if it passes top-k, top-p (Holtzman et al. 2019; of
-// what top-k left) and min-p (that share of the largest), else 0.
+// Sets the weight of every id: e^((logit - largest) / temperature) if top-k, of these top-p (Holtzman et al. 2019) and
+// min-p (that share of the largest) keep it, else 0.
 static void filter(Sampler *s, float largest) {
     Candidate *c = s->candidates;
     size_t n = s->vocab_size;
@@ -1546,8 +1537,7 @@ static void print(const void *data, size_t size) {
 }
 static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
-// Makes stdout a device or FIFO, or a temporary file beside `path`: when whole it replaces the file of that name (that
-// to which a link leads) and has its permissions.
+// Makes stdout a device or FIFO, or a temporary file that replaces that at `path`, a link's target, when it is whole.
 static void open_output(const char *path) {
     const char *target = realpath(path, NULL);
     struct stat old;
@@ -1707,8 +1697,7 @@ static void new_session(Session *x, const Options *o, const Model *m, const Toke
     new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
 
-// Feeds those of n ids that the cache lacks, then samples and prints more, as many as -n and the context allow. Returns
-// whether the text came to its end, or the user had enough of it.
+// Feeds those of n ids that the cache lacks, then samples and prints more. Whether the text or the user came to an end.
 static bool write_on(Session *x, const int *ids, size_t n) {
     Run *r = &x->run;
     size_t room = r->context - n, wanted = x->o->n_new < 0 ? room : min_size(room, (size_t)x->o->n_new);
@@ -1909,7 +1898,7 @@ static void set_flag(const Flag *f, const char *text) {
     if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10);
     else *(double *)f->value = number;
     if (errno || !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
-        usage_error("%s %s is out of range, %.9g to %.9g (see run --help)", f->name, text, f->low, f->high);
+        usage_error("%s %s is out of range, %.10g to %.10g (see run --help)", f->name, text, f->low, f->high);
 }
 
 static void parse_options(Options *o, int argc, char **argv) {
@@ -1984,6 +1973,7 @@ static void set_threads(double threads) {
 #endif
     omp_set_dynamic(0);
     if (n) omp_set_num_threads((int)n);
+    if (omp_get_max_threads() > omp_get_num_procs()) spins = 0;
 #else
     if (threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", threads);
 #endif
