@@ -377,7 +377,7 @@ TENSOR_ERRORS = [
     (lambda t: t.pop("lm_head.weight"), "missing", "lm_head.weight"),  # B03
     (lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}), "q_proj.bias"),  # B11
     (lambda t: t.update({"model.foo.weight": torch.ones(3)}), "model.foo.weight"),
-    (lambda t: t.update({"model.layers.1.mlp.up_proj.weight": torch.ones(96, 64)}), "model.layers.2.mlp.up_proj"),
+    (lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.ones(96, 64)}), "model.layers.2.mlp.up_proj"),
     (lambda t: t.update({"model.norm.weight": torch.ones(63)}), "model.norm.weight", "(63,)", "(64,)"),
     (lambda t: t.update({"model.norm.weight": torch.ones(64, 1)}), "model.norm.weight", "(64, 1)"),
     (lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}), "model.norm.weight", "I8"),
