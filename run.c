@@ -99,11 +99,11 @@ static File map_file(const char *path) {
 }
 
 // ---- threads --------------------------------------------------------------------------------------------------------
-// The forward pass runs in all threads at once. Where there is work to share, each takes the next of n items that nobody
-// has taken, until there is none, and then waits until all are done:
+// The forward pass runs in all threads at once. Where there is work to share, each takes the next of n items until
+// there is none, and then waits until all are done:
 //     for (size_t i; next_item(&i, n);) ... item i ...
-// Who computes an item never changes how. One counter does it all: a thread draws a number when it has finished an item,
-// so that the last of n + threads numbers is drawn when nobody works any more.
+// Who computes an item never changes how. One counter does it all: a thread draws a number when it has finished an
+// item, so that the last of n + threads numbers is drawn when nobody works any more.
 static _Alignas(64) atomic_size_t drawn;  // numbers so far
 static _Thread_local size_t past;         // of these, for work that is done; both begin at 0 in a parallel region
 
@@ -111,7 +111,7 @@ static bool next_item(size_t *item, size_t n) {
     enum { SPINS = 20000 };  // some tens of microseconds, then other programs may run
     if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
     past += n + (size_t)omp_get_num_threads();
-    for (int i = 0; atomic_load(&drawn) < past; i++) if (i > SPINS) sched_yield();
+    for (int i = 0; atomic_load(&drawn) < past;) i < SPINS ? i++ : sched_yield();
     return false;
 }
 
@@ -135,13 +135,13 @@ enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #define SHUFFLE __builtin_shufflevector
 typedef float Vec __attribute__((vector_size(4 * WIDTH)));
 typedef float Half __attribute__((vector_size(32)));
-typedef float Quad __attribute__((vector_size(16)));
 typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH)));
 typedef float LooseVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));  // anywhere in memory
-typedef float LooseQuad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint16_t LooseShorts __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
 
 INLINE Vec load(const float *p) { return *(const LooseVec *)p; }
+INLINE Vec load_once(const float *p) { return *(const volatile LooseVec *)p; }  // or gcc may load it for each use
 INLINE void store(float *p, Vec v) { *(LooseVec *)p = v; }
 
 // a * b + c, each element rounded once.
@@ -162,16 +162,22 @@ INLINE Quad sum_lanes(Vec lanes[TILE_R][PARTS]) {
     return SHUFFLE(c, c, 0, 2, 4, 6) + SHUFFLE(c, c, 1, 3, 5, 7);
 }
 
+// c[0] x^(n-1) + ... + c[n-1]
+INLINE float polynomial(const float *c, int n, float x) {
+    float p = c[0];
+    UNROLL for (int i = 1; i < n; i++) p = __builtin_fmaf(p, x, c[i]);
+    return p;
+}
+
 // e^x to about 1 ulp, without a branch so that loops over it become vectors: x = n ln 2 + r with |r| <= ln 2 / 2, the
 // Taylor polynomial of e^r, and n added to the exponent. Below -87 (e^-87 is 1.6e-38) 0, above 88 e^88, of NaN NaN.
 INLINE float fast_exp(float x) {
     static const float taylor[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f};
     float clamped = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
     float shifted = __builtin_fmaf(clamped, 1.44269504f, 0x1.8p23f);  // its low bits are now n = round(x / ln 2)
-    float n = shifted - 0x1.8p23f, p = taylor[0];
+    float n = shifted - 0x1.8p23f;
     float r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, __builtin_fmaf(n, -0x1.62e4p-1f, clamped));  // ln 2 in two parts
-    UNROLL for (int i = 1; i < 6; i++) p = __builtin_fmaf(r, p, taylor[i]);
-    p = __builtin_fmaf(r * r, p, r) + 1.0f;
+    float p = __builtin_fmaf(r * r, polynomial(taylor, 6, r), r) + 1.0f;
     union { float f; uint32_t u; } bits = {shifted}, power = {.u = (bits.u + 127) << 23};
     return x < -87.0f ? 0.0f : p * power.f;
 }
@@ -254,6 +260,7 @@ _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_
 
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
+static const size_t NO_WINDOW = SIZE_MAX / 2;
 typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // of layer_window and layer_rope
 typedef struct {
     Config config;
@@ -273,8 +280,10 @@ static double field(const Config *c, int i, char text[32]) {
     return snprintf(text, 32, "%.9g", slot.real), slot.real;
 }
 
-// Dies unless every field is in its range and they agree with each other.
-static void check_config(const Config *c, const char *path) {
+// Dies unless every field is in its range and they agree with each other; then makes room for layers and tensors.
+static void check_config(Model *m) {
+    const Config *c = &m->config;
+    const char *path = m->file.path;
     char text[32];
     for (int i = 0; i < N_FIELDS; i++) {
         double value = field(c, i, text);
@@ -290,6 +299,8 @@ static void check_config(const Config *c, const char *path) {
         die("%s: norm_place %zu: in parallel, one norm comes before both (update run.c)", path, c->norm_place);
     long long bos = c->bos_id, n = (long long)c->vocab_size;
     if (bos >= n) die("%s: bos_id %lld is not in the vocabulary of %lld (the file is damaged)", path, bos, n);
+    m->layers = allocate(c->n_layers, sizeof(Layer), "the layers");
+    m->tensors = allocate(c->n_layers * (sizeof(Layer) / sizeof(Tensor *)) + 16, sizeof(Tensor), "the list of tensors");
 }
 
 // Finds the next tensor, at the next multiple of `align` bytes, and notes it in the model's list.
@@ -303,24 +314,19 @@ static const Tensor *take(Model *m, const char *name, int layer, Type type, size
     return &m->tensors[m->n_tensors++];
 }
 
-// Room for the layers and the list of their tensors.
-static void allocate_layers(Model *m) {
-    size_t n = m->config.n_layers;
-    if (n > m->file.size) die("%s: n_layers is %zu in %zu bytes (the file is damaged)", m->file.path, n, m->file.size);
-    m->layers = allocate(n, sizeof(Layer), "the layers");
-    m->tensors = allocate(add(mul(n, sizeof(Layer) / sizeof(Tensor *)), 16), sizeof(Tensor), "the list of tensors");
-}
-
 // Dies unless the integer tables hold what is supported; the layers get theirs. A llama2.c file has no such tables.
 static void check_tables(const Model *m) {
     const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *w = m->layer_window ? m->layer_window->data : NULL;
-    const int32_t *rope = w ? m->layer_rope->data : NULL, n_tables = (int32_t)m->config.n_rope_tables;
+    const int32_t *rope = w ? m->layer_rope->data : NULL;
     for (size_t l = 0; l < m->config.n_layers; l++) {
-        if (w && (w[l] < 0 || rope[l] < 0 || rope[l] > n_tables))
-            die("%s: layer %zu has window %d and table %d of %d (export it again)", m->file.path, l, w[l], rope[l],
-                n_tables);
-        m->layers[l].window = w ? (size_t)w[l] : 0, m->layers[l].rope = w ? (size_t)rope[l] : 1;
+        if (w && (w[l] < 0 || rope[l] < 0 || (size_t)rope[l] > m->config.n_rope_tables))
+            die("%s: layer %zu has window %d and table %d (export it again)", m->file.path, l, w[l], rope[l]);
+        m->layers[l].window = w && w[l] ? (size_t)w[l] : NO_WINDOW, m->layers[l].rope = w ? (size_t)rope[l] : 1;
     }
+    const float *frequency = m->rope_freq->data;
+    for (size_t i = 0; i < m->config.n_rope_tables * (m->config.rope_dim / 2); i++)
+        if (!(frequency[i] >= 0 && frequency[i] < INFINITY))
+            die("%s: rope_freq %zu is %g, not 0 or more (export it again)", m->file.path, i, (double)frequency[i]);
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
@@ -346,17 +352,18 @@ static void load_version_1(Model *m) {
     const unsigned char *file = m->file.data;
     if (m->file.size < HEADER_SIZE)
         die("%s has %zu bytes, a header has %d (copy it again)", m->file.path, m->file.size, HEADER_SIZE);
-    memcpy(c, file, sizeof *c), check_config(c, m->file.path);
+    memcpy(c, file, sizeof *c), check_config(m);
     for (size_t i = sizeof *c; i < HEADER_SIZE; i++)
         if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", m->file.path, i, file[i]);
-    allocate_layers(m), m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
+    m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
     if (c->config_size) m->taken = add(round_up(m->taken, ALIGNMENT), c->config_size);
 }
 
 // base ** exponent, that in [0, 1), from square roots: these are the same on every machine, pow() is not.
 static double power(double base, double exponent) {
     double result = 1;
-    for (; exponent > 0; exponent -= exponent >= 1) base = sqrt(base), exponent *= 2, result *= exponent >= 1 ? base : 1;
+    for (; exponent > 0; exponent -= exponent >= 1)
+        base = sqrt(base), exponent *= 2, result *= exponent >= 1 ? base : 1;
     return result;
 }
 
@@ -381,13 +388,13 @@ static void load_llama2c(Model *m, bool version) {
         .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4,
         .rope_attention_factor = 1, .rope_attention_factor_local = 1, .attention_scale = 1 / sqrt((double)head_dim),
         .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
-    check_config(c, m->file.path), allocate_layers(m);
-    m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
+    check_config(m), m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
     for (; *at; at = strchr(at, ' ') + 1)
         if (*at != '-') take_tensors(m, at, 4);
         else m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
     float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
-    for (size_t i = 0; i < head_dim / 2; i++) freq[i] = (float)power(1 / c->rope_theta, 2 * (double)i / (double)head_dim);
+    for (size_t i = 0; i < head_dim / 2; i++)
+        freq[i] = (float)power(1 / c->rope_theta, (double)(2 * i) / (double)head_dim);
     static Tensor frequencies = {.name = "rope_freq"}, ends = {.name = "eos_ids", .data = end_ids};
     frequencies.data = freq, m->rope_freq = &frequencies, m->eos_ids = &ends;
 }
@@ -412,12 +419,11 @@ static void load_model(Model *m, const char *path) {
 // special end, and rows a multiple of 4096 bytes apart would fight for the same lines of the cache.
 static size_t stride(size_t n) { return add(round_up(n, LANES), LANES); }
 
-// 16 weights from element i on, or WIDTH of them; bfloat16 is the upper half of a float32.
+// WIDTH weights from element i on; bfloat16 is the upper half of a float32.
 INLINE Vec load_weights(const void *w, size_t i, Type type) {
     if (type == F32) return load((const float *)w + i);
-    Bits bits = __builtin_convertvector(*(const LooseShorts *)(const void *)((const uint16_t *)w + i), Bits) << 16;
-    Vec v;
-    return memcpy(&v, &bits, sizeof v), v;
+    const LooseShorts *halves = (const void *)((const uint16_t *)w + i);
+    return (Vec)(__builtin_convertvector(*halves, Bits) << 16);
 }
 
 static float weight(const Tensor *t, size_t i) {
@@ -436,23 +442,22 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         Vec sum[6][8];
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = (Vec){0};
         for (size_t k = 0; k < n / LANES; k++) {
-            Vec wv[8];
-            UNROLL for (size_t r = 0; r < R; r++) wv[r] = load_weights(w, r * row + k * step + p * WIDTH, type);
+            Vec xv[6];
+            UNROLL for (size_t t = 0; t < T; t++) xv[t] = load_once(x + t * x_stride + k * LANES + p * WIDTH);
+            UNROLL for (size_t r = 0; r < R; r++) {
+                Vec wv = load_weights(w, r * row + k * step + p * WIDTH, type);
+                UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
+            }
             UNROLL for (size_t r = 0; r < R && type == BF16; r++)  // short rows: the next ones are not foreseen
                 __builtin_prefetch((const uint16_t *)w + (R + r) * row + k * step, 0, 2);
-            UNROLL for (size_t t = 0; t < T; t++) {  // volatile: or gcc loads xv again for each row
-                Vec xv = *(const volatile LooseVec *)(x + t * x_stride + k * LANES + p * WIDTH);
-                UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = multiply_add(xv, wv[r], sum[t][r]);
-            }
         }
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) acc[t][r][p] = sum[t][r];
     }
     UNROLL for (size_t t = 0; t < T; t++)
         UNROLL for (size_t r = 0; r < R; r += TILE_R) {
-            LooseQuad *to = (LooseQuad *)(out + t * out_stride + r);
-            Quad s = sum_lanes(acc[t] + r);
-            if (more) s += *to;
-            *to = s;
+            Quad sums = sum_lanes(acc[t] + r), *to = (Quad *)(out + t * out_stride + r);
+            if (more) sums += *to;
+            *to = sums;
         }
 }
 
@@ -460,58 +465,48 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
 __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
                                             const void *w, size_t row, size_t step, Type type, size_t n, size_t T) {
 #define TILE(T, R)                                                                                                     \
-    case T: if (type == F32) tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R);                     \
-            else tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R);                                \
-            break;
+    case T: type == F32 ? tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R)                         \
+                        : tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R); break;
     switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
 }
 
-enum { PANEL = 32, K_BLOCK = 1024 };  // rows and elements of w that are multiplied while they are in the cache
+enum { PANEL = 32, K_BLOCK = 1024, LONG = 16 };  // rows and elements of w at a time; more tiles of tokens get a copy
 
-// Copies count elements from k on of n_rows rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
-static void pack(float *packed, const Tensor *w, size_t first, size_t n_rows, size_t group, size_t k, size_t count) {
-    for (size_t r = 0; r < n_rows; r++) {
+// Copies count elements from k on of PANEL rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
+static void pack(float *packed, const Tensor *w, size_t first, size_t group, size_t k, size_t count) {
+    for (size_t r = 0; r < PANEL; r++) {
         float *to = packed + r / group * group * round_up(count, LANES) + r % group * LANES;
         for (size_t i = k; i < k + count; i += LANES, to += group * LANES) {
             size_t at = (first + r) * w->columns + i, left = first + r < w->rows ? min_size(LANES, k + count - i) : 0;
-            for (size_t p = 0; p < LANES && left == LANES; p += WIDTH) store(to + p, load_weights(w->data, at + p, w->type));
+            for (size_t j = 0; j < LANES && left == LANES; j += WIDTH)
+                store(to + j, load_weights(w->data, at + j, w->type));
             for (size_t j = 0; j < LANES && left < LANES; j++) to[j] = j < left ? weight(w, at + j) : 0;
         }
     }
 }
 
-// Rows first .. last of w (rows, columns) times x: out (T, rows) = x (T, columns) w^T. They are read from memory once: a
-// panel of rows is taken a block of k at a time, and copied to where every tile finds it in one stretch if T takes more
-// than one tile.
-static void multiply(float *out, size_t out_stride, const float *x, size_t x_stride, const Tensor *w, size_t first,
-                     size_t last, size_t T) {
+// out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share panels of rows; a panel is read from
+// memory once, a block of k at a time. Many tokens, and the ends of w, get a copy in which a tile reads on and on.
+static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
     _Alignas(64) float packed[PANEL * K_BLOCK];
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
-    for (size_t panel = n_tiles > 16 ? PANEL : group; first < last; first += panel)
+    for (size_t panel; next_item(&panel, (w->rows + PANEL - 1) / PANEL);) {
+        size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows);
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
-            size_t rows = min_size(panel, round_up(last - first, group)), padded = round_up(count, LANES);
-            bool copy = n_tiles > 16 || count < LANES || first + rows > w->rows;
-            if (copy) pack(packed, w, first, rows, group, k, count);
+            bool copy = n_tiles > LONG || count < LANES || first + PANEL > w->rows;
+            if (copy) pack(packed, w, first, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
-                for (size_t r = 0, t = T * i / n_tiles; r < rows; r += group) {
-                    const char *at = copy ? (char *)(packed + r * padded)
-                                          : (const char *)w->data + ((first + r) * n + k) * size;
-                    tiles(out + t * out_stride + first + r, out_stride, k > 0, x + t * x_stride + k, x_stride, at,
-                          copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, padded,
+                for (size_t r = first, t = T * i / n_tiles; r < last; r += group) {
+                    const void *at = (const char *)w->data + (r * n + k) * size;
+                    if (copy) at = packed + (r - first) * round_up(count, LANES);
+                    tiles(out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n), at,
+                          copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, round_up(count, LANES),
                           T * (i + 1) / n_tiles - t);
                 }
         }
-}
-
-// out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share the panels of rows.
-static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
-    size_t to = stride(w->rows);
-    for (size_t i; next_item(&i, (w->rows + PANEL - 1) / PANEL);) {
-        size_t first = i * PANEL, last = min_size(first + PANEL, w->rows);
-        multiply(out, to, x, stride(w->columns), w, first, last, T);
         for (size_t t = 0; bias && t < T; t++)
-            for (size_t r = first; r < last; r++) out[t * to + r] += ((const float *)bias->data)[r];
+            for (size_t r = first; r < last; r++) out[t * stride(w->rows) + r] += ((const float *)bias->data)[r];
     }
 }
 
@@ -528,7 +523,7 @@ INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
     return lane[0];
 }
 
-// Normalizes a row of n, in double; out may be x. RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight;
+// Normalizes a row of n in double; out may be x. RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight;
 // LayerNorm (Ba et al. 2016): the same of x - mean(x), plus bias if not NULL. To weight norm_weight_add is added.
 static void norm(const Config *c, float *out, const float *x, const float *weight, const float *bias, size_t n) {
     double mean = c->norm_kind ? sum_row(x, n, 0, false) / (double)n : 0, more = c->norm_weight_add;
@@ -537,14 +532,8 @@ static void norm(const Config *c, float *out, const float *x, const float *weigh
         out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (bias ? (double)bias[i] : 0));
 }
 
-// c[0] x^(n-1) + ... + c[n-1]. The coefficients below are minimax fits to mpmath's values (Lawson's algorithm).
-INLINE float polynomial(const float *c, int n, float x) {
-    float p = c[0];
-    UNROLL for (int i = 1; i < n; i++) p = __builtin_fmaf(p, x, c[i]);
-    return p;
-}
-
-// tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1).
+// tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1). The coefficients here and
+// for erf are minimax fits to mpmath's values (Lawson's algorithm).
 INLINE float fast_tanh(float x) {
     static const float c[] = {0.00158476f, -0.00740956f, 0.02130299f, -0.05385233f, 0.13332221f, -0.33333297f};
     float a = __builtin_fabsf(x), z = x * x;
@@ -563,63 +552,65 @@ INLINE float fast_erf(float x) {
     return __builtin_copysignf(a < 1 ? near : far, x);
 }
 
-INLINE float silu(float x) { return x / (1 + fast_exp(-x)); }
-INLINE float gelu(float x) { return 0.5f * x * (1 + fast_erf(x * 0.707106781f)); }
-INLINE float gelu_tanh(float x) {  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-    return x / (1 + fast_exp(-1.59576912f * __builtin_fmaf(0.044715f * x * x, x, x)));
-}
-INLINE float relu(float x) { return x < 0 ? 0 : x; }
-INLINE float sigmoid(float x) { return 1 / (1 + fast_exp(-x)); }
-
-// Gated linear units (Shazeer 2020): gate = activation(gate) * up, over n elements.
+// Gated linear units (Shazeer 2020): gate = activation(gate) * up, over n elements; to a few ulp (gelu and gelu_tanh of
+// the larger of the result and x / 20; (1 + tanh(u)) / 2 is 1 / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)).
 static void gated(size_t activation, float *gate, const float *up, size_t n) {
-#define GATED(number, f) case number: for (size_t i = 0; i < n; i++) gate[i] = f(gate[i]) * up[i]; break;
-    switch (activation) { GATED(0, silu) GATED(1, gelu) GATED(2, gelu_tanh) GATED(3, relu) GATED(4, sigmoid) }
+#define GATED(kind, f) case kind: for (size_t i = 0; i < n; i++) { float x = gate[i]; gate[i] = (f) * up[i]; } break;
+    switch (activation) {
+        GATED(0, x / (1 + fast_exp(-x)))                                                      // silu
+        GATED(1, 0.5f * x * (1 + fast_erf(x * 0.707106781f)))                                 // gelu
+        GATED(2, x / (1 + fast_exp(-1.59576912f * __builtin_fmaf(0.044715f * x * x, x, x))))  // gelu_tanh
+        GATED(3, x < 0 ? 0 : x)                                                               // relu
+        GATED(4, 1 / (1 + fast_exp(-x)))                                                      // sigmoid
+    }
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
 typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
 
-// What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows of
-// activations have stride() floats, heads in the cache and in attention head_stride: head_dim rounded up to 16.
+// What attends for a tile of queries: weights (rows, KV_BLOCK), sums (rows), the others (rows, head_stride).
+typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
+
+// What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows
+// of activations have stride() floats, heads in the cache and in attention head_stride: head_dim rounded up to 16.
 typedef struct {
     const Model *model;
-    size_t context, chunk, logit_rows, position;  // position: tokens in the cache
-    size_t head_stride, q_rows;                   // q_rows: of a tile of queries that share a key/value head
+    size_t context, chunk, logit_rows;
+    size_t position, written;    // tokens in the cache; and before some of them were taken back
+    size_t head_stride, q_rows;  // q_rows: of a tile of queries that share a key/value head
     void *block;                                  // that holds all of these:
     float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
     float *q, *attended, *k, *v;                  // (T, n_heads * head_dim), of k and v (T, n_kv_heads * head_dim)
     float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, n_rope_tables, rope_dim / 2)
-    float *scratch;                               // (threads, Scratch)
+    Scratch scratch;                              // (threads, q_rows, ...)
     float *parts;                                 // (blocks of the context, n_heads, head_stride)
     Softmax *part_sums;                           // (blocks of the context, n_heads)
     float *logits;                                // (logit_rows, vocab_size)
-    float *k_cache, *v_cache;                     // of each layer (n_kv_heads, slots, head_stride)
+    float *k_cache, *v_cache;                     // blocks of KV_BLOCK positions, see cache_at()
     float *hidden;                                // (n_layers + 1, context, dim) if asked for, else NULL
 } Run;
 
-// What a thread needs to attend for a tile of queries; weights (rows, KV_BLOCK), the others (rows, head_stride).
-typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
-static size_t scratch_row(const Run *r) { return 3 * r->head_stride + KV_BLOCK + 2 * sizeof(Softmax) / sizeof(float); }
-
-// Positions that layer l's cache holds, position p in slot p % slots so that a block of them is in one stretch: the
-// context, or with a sliding window what a chunk of tokens sees.
+// Slots of layer l's cache, position p in p % slots: the context, or what a chunk sees by its window; whole blocks.
 static size_t slots(const Run *r, size_t l) {
-    size_t window = r->model->layers[l].window, context = round_up(r->context, KV_BLOCK);
-    return window ? min_size(context, round_up(add(window, r->chunk - 1), KV_BLOCK)) : context;
+    size_t seen = min_size(r->model->layers[l].window, r->context);
+    return round_up(min_size(seen + r->chunk - 1, r->context), KV_BLOCK);
 }
 
-// Where the key or value of a position and head of layer l is in the cache.
-static size_t cache_at(const Run *r, size_t l, size_t head, size_t position) {
-    size_t before = 0, n = slots(r, l);
-    for (size_t i = 0; i < l; i++) before = add(before, slots(r, i));
-    return mul(add(mul(before, r->model->config.n_kv_heads), add(mul(head, n), position % n)), r->head_stride);
+// Blocks of the cache before a block of layer l: blocks 0 of all layers come first, then blocks 1, so that memory is
+// used from the start on as the text grows. A block holds, for each key/value head, values (KV_BLOCK, head_stride) or
+// keys (head_stride, KV_BLOCK): scores of neighbours lie side by side.
+static size_t blocks_before(const Run *r, size_t l, size_t block) {
+    size_t before = 0;
+    for (size_t i = 0; i < r->model->config.n_layers; i++) before += min_size(slots(r, i) / KV_BLOCK, block + (i < l));
+    return before;
 }
+static size_t block_size(const Run *r) { return mul(r->model->config.n_kv_heads, mul(KV_BLOCK, r->head_stride)); }
+static size_t cache_size(const Run *r) { return mul(blocks_before(r, 0, SIZE_MAX / 2), block_size(r)); }
 
-// Floats of the keys of all layers; the values take as many.
-static size_t cache_size(const Run *r) {
-    return cache_at(r, r->model->config.n_layers - 1, r->model->config.n_kv_heads, 0);
+// Where a position's block is in layer l's keys and values, for key/value head h.
+static size_t cache_at(const Run *r, size_t l, size_t h, size_t position) {
+    return blocks_before(r, l, position % slots(r, l) / KV_BLOCK) * block_size(r) + h * KV_BLOCK * r->head_stride;
 }
 
 // Of the first `same` tokens in the cache, how many may stay: all, or none if later ones took slots that a sliding
@@ -627,7 +618,7 @@ static size_t cache_size(const Run *r) {
 static size_t keepable(const Run *r, size_t same) {
     for (size_t l = 0; l < r->model->config.n_layers; l++) {
         size_t window = r->model->layers[l].window, n = slots(r, l);
-        if (window && r->position > n && r->position - same + window > n + 1) return 0;
+        if (r->written > n && r->written - same + window > n + 1) return 0;
     }
     return same;
 }
@@ -639,13 +630,15 @@ static size_t lay_out(Run *r, char *block) {
     r->head_stride = round_up(c->head_dim, LANES), r->q_rows = group > Q_ROWS ? group : Q_ROWS;
     size_t q_dim = stride(mul(c->n_heads, c->head_dim)), kv_dim = stride(mul(c->n_kv_heads, c->head_dim));
     size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), angles = mul(c->n_rope_tables, c->rope_dim / 2);
+    size_t rows = mul((size_t)omp_get_max_threads(), r->q_rows), softmax = sizeof(Softmax) / sizeof(float);
+    Scratch *s = &r->scratch;
     struct { void *array; size_t rows, columns; } arrays[] = {
         {&r->x, T, dim}, {&r->normed, T, dim}, {&r->branch, T, dim}, {&r->q, T, q_dim}, {&r->attended, T, q_dim},
         {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->gate, T, hidden_dim}, {&r->up, T, hidden_dim},
         {&r->cosine, T, angles}, {&r->sine, T, angles},
-        {&r->scratch, (size_t)omp_get_max_threads(), mul(r->q_rows, scratch_row(r))},
-        {&r->parts, blocks, mul(c->n_heads, r->head_stride)},
-        {&r->part_sums, blocks, mul(c->n_heads, sizeof(Softmax) / sizeof(float))},
+        {&s->q, rows, r->head_stride}, {&s->part, rows, r->head_stride}, {&s->total, rows, r->head_stride},
+        {&s->weights, rows, KV_BLOCK}, {&s->part_sum, rows, softmax}, {&s->sum, rows, softmax},
+        {&r->parts, blocks, mul(c->n_heads, r->head_stride)}, {&r->part_sums, blocks, mul(c->n_heads, softmax)},
         {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cache_size(r)},
         {&r->v_cache, 1, cache_size(r)}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
@@ -661,11 +654,10 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     lay_out(r, (char *)round_up((size_t)r->block, 64));
 }
 
-// Token t's row of q or attended (T, n_heads * head_dim), or of k or v, from head `head` on.
-static float *head_of(const Run *r, float *heads, size_t t, size_t head) {
-    const Config *c = &r->model->config;
-    size_t n = heads == r->k || heads == r->v ? c->n_kv_heads : c->n_heads;
-    return heads + t * stride(n * c->head_dim) + head * c->head_dim;
+// Where in q and attended (T, n_heads * head_dim) the query `head` of token t is.
+static size_t query_at(const Run *r, size_t t, size_t head) {
+    size_t head_dim = r->model->config.head_dim;
+    return t * stride(r->model->config.n_heads * head_dim) + head * head_dim;
 }
 
 // Sine and cosine of x >= 0, in double and without libm, so that they are the same everywhere: x = n pi / 2 + r with
@@ -691,8 +683,8 @@ static void rope_angles(Run *r, size_t t) {
     }
 }
 
-// Rotary position embedding (Su et al. 2021) of token t's heads by a table counted from 1 (0: none): each pair (a, b) of
-// the first rope_dim elements of a head is turned by its angle.
+// Rotary position embedding (Su et al. 2021) of token t's heads by a table counted from 1 (0: none): each pair (a, b)
+// of the first rope_dim elements of a head is turned by its angle.
 static void rope(const Run *r, float *heads, size_t t, size_t n_heads, size_t table) {
     const Config *c = &r->model->config;
     size_t half = c->rope_dim / 2, step = c->rope_pairs ? 2 : 1, apart = c->rope_pairs ? 1 : half;
@@ -704,38 +696,39 @@ static void rope(const Run *r, float *heads, size_t t, size_t n_heads, size_t ta
         }
 }
 
-// The norm of a token's queries or keys: each head, each with a weight of its own, or all heads as one.
+// The norm of a token's queries or keys: each head, with its own or the same weights, or all heads as one row.
 static void norm_heads(const Config *c, float *heads, const Tensor *weight, size_t n_heads) {
+    size_t all = n_heads * c->head_dim, n = c->qk_norm == 2 ? all : c->head_dim;
     const float *w = weight ? weight->data : NULL;
-    if (c->qk_norm == 2) norm(c, heads, heads, w, NULL, n_heads * c->head_dim);
-    else for (size_t h = 0; w && h < n_heads; h++, heads += c->head_dim, w += c->qk_norm == 3 ? c->head_dim : 0)
-        norm(c, heads, heads, w, NULL, c->head_dim);
+    for (size_t i = 0; w && i < all; i += n) norm(c, heads + i, heads + i, c->qk_norm == 1 ? w : w + i, NULL, n);
 }
 
 // Normalizes and turns token t's queries and keys of layer l, and puts its keys and values into the cache.
 static void place(Run *r, size_t l, size_t t) {
     const Config *c = &r->model->config;
     const Layer *w = &r->model->layers[l];
-    float *q = head_of(r, r->q, t, 0), *k = head_of(r, r->k, t, 0), *v = head_of(r, r->v, t, 0);
+    size_t at = t * stride(c->n_kv_heads * c->head_dim);
+    float *q = r->q + query_at(r, t, 0), *k = r->k + at, *v = r->v + at;
     norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
     rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
-    for (size_t h = 0; h < c->n_kv_heads; h++, k += c->head_dim, v += c->head_dim) {
-        size_t at = cache_at(r, l, h, r->position + t);
-        memcpy(r->k_cache + at, k, c->head_dim * sizeof *k), memcpy(r->v_cache + at, v, c->head_dim * sizeof *v);
+    size_t block = cache_at(r, l, 0, r->position + t), i = (r->position + t) % KV_BLOCK, n = c->head_dim;
+    for (size_t h = 0; h < c->n_kv_heads; h++, k += n, v += n, block += KV_BLOCK * r->head_stride) {
+        memcpy(r->v_cache + block + i * r->head_stride, v, n * sizeof *v);
+        for (size_t d = 0; d < n; d++) r->k_cache[block + d * KV_BLOCK + i] = k[d];
     }
 }
 
-// out[q] = the sum over i in low .. high of p[q][i] * v[i], rows of n; Q, the rows of p (KV_BLOCK), is a constant.
-INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t Q) {
+// out[q] = the sum over i < count of p[q][i] * v[i], for Q rows (a constant) of p; rows of out and v have n floats.
+INLINE void weigh_tile(float *out, const float *p, size_t p_stride, const float *v, size_t n, size_t count, size_t Q) {
     for (size_t d = 0, left; d < n; d += 4 * WIDTH) {
         Vec sum[6][4], vv[4];
         UNROLL for (size_t q = 0; q < Q; q++) UNROLL for (size_t j = 0; j < 4; j++) sum[q][j] = (Vec){0};
         left = (n - d) / WIDTH - 1;  // beyond the end the last vector is taken again
-        for (size_t i = low; i < high; i++) {
+        for (size_t i = 0; i < count; i++) {
             UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
             UNROLL for (size_t q = 0; q < Q; q++)
                 UNROLL for (size_t j = 0; j < 4; j++)
-                    sum[q][j] = multiply_add((Vec){0} + p[q * KV_BLOCK + i], vv[j], sum[q][j]);
+                    sum[q][j] = multiply_add((Vec){0} + p[q * p_stride + i], vv[j], sum[q][j]);
         }
         UNROLL for (size_t q = 0; q < Q; q++)
             UNROLL for (size_t j = 0; j < 4; j++) store(out + q * n + d + min_size(j, left) * WIDTH, sum[q][j]);
@@ -743,34 +736,31 @@ INLINE void weigh_tile(float *out, const float *p, const float *v, size_t n, siz
 }
 
 // The same for any number of rows.
-static void weigh(float *out, const float *p, const float *v, size_t n, size_t low, size_t high, size_t rows) {
-    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * KV_BLOCK) {
-        Q = rows - q >= TILE_T ? TILE_T : 1;
-        if (Q == 1) weigh_tile(out, p, v, n, low, high, 1);
-        else weigh_tile(out, p, v, n, low, high, TILE_T);
-    }
+static void weigh(float *out, const float *p, size_t p_stride, const float *v, size_t n, size_t count, size_t rows) {
+#define WEIGH(Q) case Q: weigh_tile(out, p, p_stride, v, n, count, Q); break;
+    for (size_t q = 0, Q; q < rows; q += Q, out += Q * n, p += Q * p_stride)
+        switch (Q = min_size(rows - q, TILE_T)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) WEIGH(5) WEIGH(6) }
 }
 
-// The softmax of scores low .. high of a row p (KV_BLOCK), scale * score or, with a cap, cap * tanh(scale * score / cap).
-// They become weights e^(score - largest), the others 0.
-static Softmax softmax(float *p, int low, int high, float scale, float cap) {
-    float largest = -INFINITY, lane[LANES] = {0};
+// The softmax of scores low .. high of a row p (KV_BLOCK): scale * score or, capped, cap * tanh(scale * score / cap)
+// becomes a weight e^(that - largest), the others 0.
+static Softmax softmax(const Config *c, float *p, int low, int high) {
+    float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, largest = -INFINITY, lane[LANES];
     if (low == high) return (Softmax){largest, 0};
     for (int i = 0; i < KV_BLOCK; i++) p[i] = i >= low && i < high ? p[i] * scale : -INFINITY;
     for (int i = low; i < high && cap > 0; i++) p[i] = cap * fast_tanh(p[i] / cap);
-    for (int i = 0; i < KV_BLOCK; i++) largest = p[i] > largest ? p[i] : largest;
+    memcpy(lane, p, sizeof lane);
+    for (int i = LANES; i < KV_BLOCK; i += LANES)
+        for (int j = 0; j < LANES; j++) lane[j] = p[i + j] > lane[j] ? p[i + j] : lane[j];
+    for (int j = 0; j < LANES; j++) largest = lane[j] > largest ? lane[j] : largest;
     for (int i = 0; i < KV_BLOCK; i++) p[i] = fast_exp(p[i] - largest);
-    for (int i = 0; i < KV_BLOCK; i += LANES)
-        for (int j = 0; j < LANES; j++) lane[j] += p[i + j];
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return (Softmax){largest, (double)lane[0]};
+    return (Softmax){largest, sum_row(p, KV_BLOCK, 0, false)};
 }
 
 // The first position that token t of the chunk sees.
 static size_t oldest(const Run *r, size_t l, size_t t) {
-    size_t window = r->model->layers[l].window, end = r->position + t + 1;
-    return window && end > window ? end - window : 0;
+    size_t end = r->position + t + 1;
+    return end - min_size(end, r->model->layers[l].window);
 }
 
 // One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
@@ -778,8 +768,7 @@ static size_t oldest(const Run *r, size_t l, size_t t) {
 static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t start, size_t t0, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, at = cache_at(r, l, h, start), step;
-    Tensor keys = {.type = F32, .rows = KV_BLOCK, .columns = n, .data = r->k_cache + at};
-    multiply(s->weights, KV_BLOCK, s->q, n, &keys, 0, KV_BLOCK, T * group);
+    weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
         int high = end > start ? (int)min_size(end - start, KV_BLOCK) : 0;
@@ -787,9 +776,9 @@ static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t st
         bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // all of it, and so do later queries
         step = whole ? T * group - q : group;
         for (size_t i = q; i < q + step; i++)
-            s->part_sum[i] = softmax(s->weights + i * KV_BLOCK, low, high, (float)c->attention_scale,
-                                     (float)c->attention_softcap);
-        weigh(s->part + q * n, s->weights + q * KV_BLOCK, r->v_cache + at, n, (size_t)low, (size_t)high, step);
+            s->part_sum[i] = softmax(c, s->weights + i * KV_BLOCK, low, high);
+        weigh(s->part + q * n, s->weights + q * KV_BLOCK + low, KV_BLOCK, r->v_cache + at + (size_t)low * n, n,
+              (size_t)(high - low), step);
     }
 }
 
@@ -803,20 +792,20 @@ static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t
     *s = (Softmax){largest, s->sum * (double)fade + p.sum * (double)gain};
 }
 
-// out (head_dim) = total / sum
-static void finish(const Run *r, float *out, const float *total, Softmax s) {
+// attended = total / sum, for one query.
+static void finish(Run *r, size_t t, size_t head, const float *total, Softmax s) {
+    float *out = r->attended + query_at(r, t, head);
     for (size_t d = 0; d < r->model->config.head_dim; d++) out[d] = (float)((double)total[d] / s.sum);
 }
 
 // This thread's scratch, with the queries of T tokens from t0 on for key/value head h.
 static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
     const Config *c = &r->model->config;
-    size_t rows = r->q_rows, n = r->head_stride, group = c->n_heads / c->n_kv_heads;
-    float *at = r->scratch + (size_t)omp_get_thread_num() * rows * scratch_row(r);
-    Softmax *sums = (Softmax *)(void *)(at + rows * (3 * n + KV_BLOCK));
-    Scratch s = {at, at + rows * n, at + 2 * rows * n, at + 3 * rows * n, sums, sums + rows};
+    size_t row = (size_t)omp_get_thread_num() * r->q_rows, n = r->head_stride, group = c->n_heads / c->n_kv_heads;
+    Scratch s = r->scratch;
+    s.q += row * n, s.part += row * n, s.total += row * n, s.weights += row * KV_BLOCK, s.part_sum += row, s.sum += row;
     for (size_t q = 0; q < T * group; q++) {
-        const float *head = head_of(r, r->q, t0 + q / group, h * group + q % group);
+        const float *head = r->q + query_at(r, t0 + q / group, h * group + q % group);
         memcpy(s.q + q * n, head, c->head_dim * sizeof *head);
         memset(s.total + q * n, 0, n * sizeof *head), s.sum[q] = (Softmax){-INFINITY, 0};
     }
@@ -830,7 +819,8 @@ static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
-    size_t first = oldest(r, l, 0) / KV_BLOCK, shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
+    size_t first = oldest(r, l, 0) / KV_BLOCK;
+    size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
     for (size_t i; next_item(&i, c->n_kv_heads * shares);) {
         size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
         size_t n_tokens = min_size(tile, T - t0), queries = n_tokens * group;
@@ -844,25 +834,24 @@ static void attention(Run *r, size_t l, size_t T) {
                 merge(s.total + q * n, &s.sum[q], s.part + q * n, s.part_sum[q], n);
         }
         for (size_t q = 0; q < queries && T > 1; q++)
-            finish(r, head_of(r, r->attended, t0 + q / group, h * group + q % group), s.total + q * n, s.sum[q]);
+            finish(r, t0 + q / group, h * group + q % group, s.total + q * n, s.sum[q]);
     }
     for (size_t head; T == 1 && next_item(&head, c->n_heads);) {
-        Scratch s = new_scratch(r, 0, 0, 1);
-        for (size_t i = head; i < shares * c->n_heads; i += c->n_heads)
-            merge(s.total, s.sum, r->parts + i * n, r->part_sums[i], n);
-        finish(r, head_of(r, r->attended, 0, head), s.total, *s.sum);
+        float *total = r->parts + head * n;  // of the first block
+        for (size_t i = head + c->n_heads; i < shares * c->n_heads; i += c->n_heads)
+            merge(total, &r->part_sums[head], r->parts + i * n, r->part_sums[i], n);
+        finish(r, 0, head, total, r->part_sums[head]);
     }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
 // x (T, dim) = rows `tokens` of the embedding times embedding_scale; and the angles of their positions.
 static void embed(Run *r, const int *tokens, size_t T) {
-    const Model *m = r->model;
-    size_t dim = m->config.dim;
-    float scale = (float)m->config.embedding_scale, *x = r->x;
+    size_t dim = r->model->config.dim;
+    float scale = (float)r->model->config.embedding_scale;
     for (size_t t; next_item(&t, T); rope_angles(r, t))
         for (size_t i = 0; i < dim; i++)
-            x[t * stride(dim) + i] = weight(m->token_embedding, (size_t)tokens[t] * dim + i) * scale;
+            r->x[t * stride(dim) + i] = weight(r->model->token_embedding, (size_t)tokens[t] * dim + i) * scale;
 }
 
 // The input of a sublayer: x (T, dim) through the norm before it, as it is where there is none.
@@ -891,7 +880,7 @@ static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
 }
 
 // Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
-// comes out, after the final norm, stays in r->normed (T, dim). Prefill is T tokens at a time, decoding is T = 1. A layer:
+// comes out, after the final norm, stays in r->normed (T, dim). Prefill takes chunks, decoding one token. A layer:
 //   x += Wo attention(rope(Wq n), rope(Wk n), Wv n), n = norm(x);  then x += W2 (act(W1 n) * (W3 n)), n = norm(x).
 // The header says where norms stand, what each layer's attention sees and rotates, and by what numbers things scale.
 static void forward(Run *r, const int *tokens, size_t T) {
@@ -921,7 +910,7 @@ static void forward(Run *r, const int *tokens, size_t T) {
         }
         keep_hidden(r, c->n_layers, norm_before(r, m->final_norm, m->final_norm_bias, T), T);
     }
-    r->position += T;
+    r->written = r->position && r->written > r->position + T ? r->written : r->position + T, r->position += T;
 }
 
 // Logits (n, vocab_size) of rows first .. first + n of the chunk that forward() has just taken.
@@ -1673,21 +1662,12 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
     return context;
 }
 
-// The longest context up to `full` whose cache takes at most `bytes`.
-static size_t context_in(const Options *o, const Model *m, size_t bytes, size_t full) {
-    size_t fits = 0;
-    for (size_t step = full; step > 0; step = step > 1 ? (step + 1) / 2 : 0) {
-        Run r = {.model = m, .context = fits + step, .chunk = min_size((size_t)o->chunk, fits + step)};
-        lay_out(&r, NULL);
-        if (fits + step <= full && mul(2 * sizeof(float), cache_size(&r)) <= bytes) fits += step;
-    }
-    return fits;
-}
-
 // The context in which to generate n_new tokens (-1: all that fit) after n: as far as -c, seq_len and memory allow.
 static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t wanted = n_new < 0 ? m->config.seq_len : (size_t)n_new, full = context_for(o, m, m->config.seq_len, n);
-    size_t fits = context_in(o, m, available_memory(), full);
+    Run r = {.model = m, .context = full, .chunk = min_size((size_t)o->chunk, full)};
+    double room = lay_out(&r, NULL) ? (double)available_memory() / (2 * sizeof(float) * (double)cache_size(&r)) : 0;
+    size_t fits = room < 1 ? (size_t)(room * (double)full) : full;
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
         full = context_for(o, m, fits, n);
@@ -1730,7 +1710,7 @@ static void new_session(Session *x, const Options *o, const Model *m, const Toke
     size_t n = m->config.vocab_size;
     *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler,
                    .ends = allocate(n, sizeof *x->ends, "the ids at ends")};
-    for (size_t i = 0; i < m->config.n_eos; i++) if ((size_t)eos[i] < n) x->ends[eos[i]] = true;
+    for (size_t i = 0; i < m->config.n_eos; i++) x->ends[eos[i]] = true;
     for (size_t i = 0; chats && i < t->n[ENDS]; i++) x->ends[t->at[ENDS][i]] = true;
     new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
@@ -1839,7 +1819,7 @@ static void translate(const Tokenizer *t, const int *ids, size_t n) {
 // -ln p(id) of a row of n logits.
 static double surprise(const float *logits, size_t n, int id) {
     double largest = -INFINITY, sum = 0;
-    for (size_t i = 0; i < n; i++) largest = fmax(largest, (double)logits[i]);
+    for (size_t i = 0; i < n; i++) if ((double)logits[i] > largest) largest = (double)logits[i];
     for (size_t i = 0; i < n; i++) sum += exp((double)logits[i] - largest);
     if (!(sum > 0)) die("all logits of a position are -inf (damaged weights? see -m check)");
     return largest + log(sum) - (double)logits[id];
@@ -1881,17 +1861,18 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
 
 // Prints a tensor's line of -m check; returns how many of its values are not finite.
 static size_t check_tensor(const Tensor *t) {
+    static const char *const types[] = {"float32", "int32", "bfloat16"};
     size_t n = t->rows * t->columns, finite = 0;
     double low = INFINITY, high = -INFINITY, squares = 0;
     for (size_t i = 0; i < n; i++) {
-        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)((const float *)t->data)[i];
+        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)weight(t, i);
         if (!isfinite(value)) continue;
         low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
     }
     char name[64];
     snprintf(name, sizeof name, t->layer == OF_NO_LAYER ? "%s" : "%s[%d]", t->name, t->layer);
-    printf("  %-24s %7zu x %-7zu %-7s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
-           t->type == I32 ? "int32" : "float32", low, high, sqrt(squares / (double)finite), n - finite);
+    printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
+           types[t->type], low, high, sqrt(squares / (double)finite), n - finite);
     return n - finite;
 }
 

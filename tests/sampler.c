@@ -25,12 +25,12 @@ static void answer_request(const Request *q, const int32_t *history, const float
     for (size_t i = 0; i < n; i++) total += s.weights[i];
     for (size_t i = 0; i < n; i++) s.weights[i] /= total;
     double *p = memcpy(allocate(n, sizeof *p, "probabilities"), s.weights, n * sizeof *p);
-    int32_t *drawn = allocate(draws, sizeof *drawn, "draws"), sizes[2] = {q->vocab_size, q->draws};
-    for (size_t i = 0; i < draws; i++) drawn[i] = sample(&s, logits, history, seen);
+    int32_t *picked = allocate(draws, sizeof *picked, "draws"), sizes[2] = {q->vocab_size, q->draws};
+    for (size_t i = 0; i < draws; i++) picked[i] = sample(&s, logits, history, seen);
     fwrite(sizes, sizeof sizes, 1, stdout);
     fwrite(p, sizeof *p, n, stdout);
-    fwrite(drawn, sizeof *drawn, draws, stdout);
-    free(s.candidates), free(s.weights), free(p), free(drawn);
+    fwrite(picked, sizeof *picked, draws, stdout);
+    free(s.candidates), free(s.weights), free(p), free(picked);
 }
 
 int main(void) {

@@ -473,16 +473,19 @@ def test_check_names_every_field(tiny, name):
         assert float(found[1].rstrip(",;")) == pytest.approx(tiny.config[name]), found[0]
 
 
-def test_check_shows_tensors_and_memory(tiny):
+def test_check_shows_tensors_and_memory(tiny, tmp_path):
     done = run(tiny.model, "-m", "check")
     shown = done.stdout.decode()
     assert done.returncode == 0 and not done.stderr
     names = {name.split(".")[-1] for name in tiny.tensors if tiny.tensors[name].dtype.kind == "f"}
     for name in names:
         assert name in shown, name
-    cache = 2 * 2 * 64 * 2 * 8 * 4                      # k and v, layers, context, KV heads, head_dim, bytes
-    assert re.search(rf"\b{cache}\b", shown.replace(",", ""))
-    assert re.search(rf"\b{cache // 8}\b", good(tiny.model, "-m", "check", "-c", "8").decode().replace(",", ""))
+    write(tmp_path / "long.bin", config(seq_len=500))
+    block = 2 * 2 * 64 * 2 * 16 * 4         # k and v, layers, context by 64s, KV heads, head_dim by 16s, bytes
+    for model, options, blocks in ((tiny.model, [], 1), (tmp_path / "long.bin", [], 8),
+                                   (tmp_path / "long.bin", ["-c", 65], 2)):
+        shown = good(model, "-m", "check", *options).decode().replace(",", "")
+        assert re.search(rf"\bcache {block * blocks}\b", shown), (options, shown)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -905,3 +908,29 @@ def test_a_file_of_5_gib(tmp_path):
 def test_no_fast_math():
     text = "\n".join(l for l in (ROOT / "Makefile").read_text().splitlines() if not l.lstrip().startswith("#"))
     assert not re.search(r"-Ofast|fast-math|finite-math|unsafe-math|associative-math", text)
+
+
+def threads_of(*args, **env):
+    """How many threads ./run has while it writes; it is bound to one CPU and stopped in the middle."""
+    command = [binary(), str(ROOT / "tests/stories.bin"), "-i", "Once", "-n", "400", "-s", "1", *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**clean_environment(), **env},
+                          preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})) as p:
+        p.stdout.read(10)
+        p.send_signal(signal.SIGSTOP)
+        with open(f"/proc/{p.pid}/status") as file:
+            count = int(re.search(r"Threads:\s*(\d+)", file.read())[1])
+        p.kill()
+    return count
+
+
+def clean_environment():
+    return {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+
+
+def test_threads_by_default():
+    """A process bound to one CPU takes one thread; OMP_NUM_THREADS and, above it, -j say otherwise."""
+    assert threads_of() == 1
+    if b"without OpenMP" in run(ROOT / "tests/stories.bin", "-i", "a", "-n", "1", "-j", "2").stderr:
+        return
+    assert threads_of(OMP_NUM_THREADS="3") == 3
+    assert threads_of("-j", "2", OMP_NUM_THREADS="3") == 2

@@ -153,64 +153,125 @@ static void test_functions(void) {
            "NaN and -0");
 }
 
-// matmul against long double on odd sizes; each row of T is bit for bit what it is alone.
-static void test_matmul(size_t T, size_t n, size_t rows, bool with_bias) {
-    float *x = random_floats(T * n), *w = random_floats(rows * n), *bias = with_bias ? random_floats(rows) : NULL;
-    float *out = random_floats(T * rows + 1), *alone = random_floats(rows), guard = out[T * rows];
-    matmul(out, x, w, bias, T, n, rows);
-    double worst = 0;
-    bool equal = true;
-    for (size_t t = 0; t < T; t++) {
-        for (size_t r = 0; r < rows; r++) {
-            long double want = bias ? (long double)bias[r] : 0, size = fabsl(want) + 1e-30L;
-            for (size_t k = 0; k < n; k++) {
-                long double product = (long double)x[t * n + k] * (long double)w[r * n + k];
-                want += product;
-                size += fabsl(product);
-            }
-            worst = worse(worst, fabsl((long double)out[t * rows + r] - want) / size);
-        }
-        matmul(alone, x + t * n, w, bias, 1, n, rows);
-        equal &= same_floats(alone, out + t * rows, rows);
+// A tensor of random weights that ends with its block: reading past its end is an error to ASan.
+static Tensor *tensor(Type type, size_t rows, size_t length) {
+    size_t n = rows * length, size = type == BF16 ? 2 : 4;
+    Tensor *w = allocate(1, sizeof *w + n * size, "a test");
+    *w = (Tensor){.type = type, .rows = rows, .columns = length, .data = w + 1};
+    for (size_t i = 0; i < n; i++)  // bfloat16 is the upper half
+        memcpy((char *)(w + 1) + i * size, (char *)&(float){random_float()} + 4 - size, size);
+    return w;
+}
+
+// Random activations (T, n) with rows of stride(n), 0 behind element n.
+static float *activations(size_t T, size_t n) {
+    float *x = allocate(T * stride(n), sizeof *x, "a test");
+    for (size_t t = 0; t < T; t++)
+        for (size_t i = 0; i < n; i++) x[t * stride(n) + i] = random_float();
+    return x;
+}
+
+// x . w over n < 16 elements or a multiple of 16: element k in lane k % 16, then the tree.
+static float dot_part(const float *x, const float *w, size_t n) {
+    float lane[16] = {0};
+    for (size_t k = 0; k < n; k++) lane[k % 16] = fmaf(x[k], w[k], lane[k % 16]);
+    for (size_t half = 8; half > 0; half /= 2)
+        for (size_t i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+// The order that run.c promises on any machine: blocks of 1024, then what is left of the 16s, then the end.
+static float dot(const float *x, const float *w, size_t n) {
+    float sum = 0;
+    for (size_t k = 0, count; k < n; k += count) {
+        count = n - k >= 1024 ? 1024 : n - k >= 16 ? (n - k) / 16 * 16 : n - k;
+        sum = k ? sum + dot_part(x + k, w + k, count) : dot_part(x, w, count);
     }
-    EXPECT(worst < ldexp(6 + (double)n / 16, -24), "T %zu n %zu rows %zu: off by %g", T, n, rows, worst);
-    EXPECT(equal, "T %zu n %zu rows %zu: differs from T = 1", T, n, rows);
-    EXPECT(same_floats(&guard, &out[T * rows], 1), "T %zu n %zu rows %zu: written past its end", T, n, rows);
-    free(x), free(w), free(bias), free(out), free(alone);
+    return sum;
+}
+
+// matmul is dot() bit for bit, float32 or bfloat16, whatever T, and dot() is near long double.
+static void test_matmul(size_t T, size_t n, size_t rows, bool with_bias, Type type) {
+    Tensor *w = tensor(type, rows, n), *bias = with_bias ? tensor(F32, 1, rows) : NULL;
+    float *x = activations(T, n), *out = allocate(T * stride(rows) + 1, sizeof *out, "a test"), *row = random_floats(n);
+    out[T * stride(rows)] = 0.5f;
+    atomic_store(&drawn, 0);
+    #pragma omp parallel if(n > 1000)
+    past = 0, matmul(out, x, w, bias, T);
+    double worst = 0;
+    bool equal = true, clean = out[T * stride(rows)] == 0.5f;
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t k = 0; k < n; k++) row[k] = weight(w, r * n + k);
+        for (size_t t = 0; t < T; t++) {
+            const float *xt = x + t * stride(n), b = bias ? weight(bias, r) : 0;
+            float got = out[t * stride(rows) + r], want = dot(xt, row, n);
+            equal &= got == (bias ? want + b : want);
+            if (t + 3 < T) continue;
+            long double sum = (long double)b, size = fabsl(sum) + 1e-30L;
+            for (size_t k = 0; k < n; k++) {
+                long double product = (long double)xt[k] * (long double)row[k];
+                sum += product, size += fabsl(product);
+            }
+            worst = worse(worst, fabsl((long double)got - sum) / size);
+        }
+    }
+    for (size_t i = 0; i < T * stride(rows); i++) clean &= i % stride(rows) < rows || out[i] == 0;
+    double limit = ldexp(6 + (double)min_size(n, 1024) / 16, -24);
+    EXPECT(worst < limit, "T %zu n %zu rows %zu: off by %g", T, n, rows, worst);
+    EXPECT(equal, "T %zu n %zu rows %zu type %d: another order of operations", T, n, rows, (int)type);
+    EXPECT(clean, "T %zu n %zu rows %zu: written past its end, or no 0 behind a row's", T, n, rows);
+    free(x), free(out), free(row), free(w), free(bias);
 }
 
 static void test_matmuls(void) {
-    static const size_t T[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 19}, n[] = {1, 3, 15, 16, 17, 31, 33, 60, 172, 257},
-    rows[] = {1, 2, 3, 4, 5, 7, 9, 33, 97};
-    for (size_t i = 0; i < sizeof T / sizeof *T; i++)
+    static const size_t n[] = {1, 3, 15, 16, 17, 33, 60, 172, 257}, rows[] = {1, 2, 3, 5, 8, 9, 33, 97};
+    for (size_t T = 1, i = 0; T <= 13; T++)
         for (size_t j = 0; j < sizeof n / sizeof *n; j++)
-            for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) test_matmul(T[i], n[j], rows[k], (i + j + k) % 2);
-    test_matmul(9, 500, 301, true);  // large enough for threads
+            for (size_t k = 0; k < sizeof rows / sizeof *rows; k++, i++)
+                test_matmul(T, n[j], rows[k], i % 2, (i + i / 2 + T) % 2 ? BF16 : F32);
+    for (size_t T = 1; T < 28; T += 5) test_matmul(T, 2053 - T % 7, 70, true, T % 2 ? F32 : BF16);  // more than a block
+    for (size_t T = 97; T < 120; T += 5) test_matmul(T, 1090 - T, 37, true, T % 2 ? F32 : BF16);  // packed panels
 }
 
-// Both norms, weights as they are and plus 1, with a bias, several sets of weights, and in place.
+// Each item is taken once, and nobody goes on before all are done.
+static void test_next_item(void) {
+    enum { ROUNDS = 200, ITEMS = 9 };
+    static atomic_int done[ROUNDS][ITEMS], wrong;
+    atomic_store(&drawn, 0);
+    #pragma omp parallel num_threads(3)
+    for (size_t round = past = 0; round < ROUNDS; round++) {
+        for (size_t i; next_item(&i, round % ITEMS);) {
+            for (int wait = 0; wait < 20 && !(round % 7); wait++) sched_yield();
+            done[round][i]++;
+        }
+        for (size_t i = 0; i < ITEMS; i++) wrong += done[round][i] != (i < round % ITEMS);
+    }
+    EXPECT(!wrong, "%d items not done once when a thread went on", (int)wrong);
+}
+
+// Both norms, weights as they are and plus 1, with a bias, and in place.
 static void test_norm(size_t n, double eps, size_t kind, double add) {
     Config c = {.norm_kind = kind, .rms_norm_eps = eps, .norm_weight_add = add};
-    float *x = random_floats(4 * n), *weight = random_floats(2 * n), *bias = random_floats(n);
-    float *out = random_floats(4 * n);
-    for (size_t i = 0; i < n; i++) x[n + i] *= 1e-3f, x[2 * n + i] *= 1e15f, x[3 * n + i] += 100;
-    norm(&c, out, x, weight, kind ? bias : NULL, 4, n, 2);
+    float *x = random_floats(n), *weights = random_floats(n), *bias = kind ? random_floats(n) : NULL;
+    float *out = allocate(n, sizeof *out, "a test");
     double worst = 0;
-    for (size_t t = 0; t < 4; t++) {
+    for (int round = 0; round < 4; round++) {
+        for (size_t i = 0; i < n; i++) x[i] = random_float() * (round == 1 ? 1e-3f : round == 2 ? 1e15f : 1);
+        for (size_t i = 0; i < n && round == 3; i++) x[i] += 100;
+        norm(&c, out, x, weights, bias, n);
         long double squares = 0, mean = 0;
-        for (size_t i = 0; i < n && kind; i++) mean += (long double)x[t * n + i] / (long double)n;
-        for (size_t i = 0; i < n; i++) squares += powl((long double)x[t * n + i] - mean, 2);
+        for (size_t i = 0; i < n && kind; i++) mean += (long double)x[i] / (long double)n;
+        for (size_t i = 0; i < n; i++) squares += powl((long double)x[i] - mean, 2);
         for (size_t i = 0; i < n; i++) {
-            long double want = ((long double)x[t * n + i] - mean) / sqrtl(squares / (long double)n + (long double)eps);
-            want *= (long double)add + (long double)weight[t % 2 * n + i];
-            if (kind) want += (long double)bias[i];
-            if (fabsl(want) > 1e-6L) worst = worse(worst, ulps(out[t * n + i], want));
+            long double want = ((long double)x[i] - mean) / sqrtl(squares / (long double)n + (long double)eps);
+            want = want * ((long double)add + (long double)weights[i]) + (bias ? (long double)bias[i] : 0);
+            if (fabsl(want) > 1e-6L) worst = worse(worst, ulps(out[i], want));
         }
+        norm(&c, x, x, weights, bias, n);
+        EXPECT(same_floats(x, out, n), "in place");
     }
     EXPECT(worst <= 0.501, "n %zu eps %g kind %zu add %g: %g ulp", n, eps, kind, add, worst);
-    norm(&c, x, x, weight, kind ? bias : NULL, 4, n, 2);
-    EXPECT(same_floats(x, out, 4 * n), "in place");
-    free(x), free(weight), free(bias), free(out);
+    free(x), free(weights), free(bias), free(out);
 }
 
 static void test_norms(void) {
@@ -237,143 +298,181 @@ static void test_gated(void) {
     for (size_t kind = 0; kind < 5; kind++) EXPECT((got[0] = NAN, gated(kind, got, up, 1), isnan(got[0])), "NaN");
 }
 
-// attend() against long double for n positions; what lies behind them is NaN and must not be read.
-// Of a negative scale the keys point away from the queries: every score is far below 0.
-static void test_attend(size_t n, size_t group, size_t head_dim, float scale, float cap) {
-    size_t room = n + KV_BLOCK;
-    float *q = random_floats(group * head_dim), *k = random_floats(room * head_dim),
-    *v = random_floats(room * head_dim);
-    float *out = random_floats(group * head_dim), *scores = random_floats(group * KV_BLOCK);
-    Softmax *softmax = allocate(group, sizeof *softmax, "a test");
-    if (scale < 0) {
-        scale = -scale;
-        for (size_t i = 0; i < group * head_dim; i++) q[i] = 0.5f + fabsf(q[i]);
-        for (size_t i = 0; i < n * head_dim; i++) k[i] = -0.5f - fabsf(k[i]);
+// The larger error of sine_cosine(x), in 1.5 ulp of double where the result is not tiny, and in 2e-16.
+static double sine_error(double x) {
+    double got[2], worst = 0;
+    sine_cosine(x, &got[0], &got[1]);
+    for (int i = 0, exponent; i < 2; i++) {
+        long double want = i ? cosl(x) : sinl(x), error = fabsl((long double)got[i] - want);
+        frexpl(want, &exponent);
+        worst = worse(worst, fmaxl(error / 2e-16L, fabsl(want) > 1e-3L ? error / ldexpl(1.5L, exponent - 53) : 0));
     }
-    for (size_t i = n * head_dim; i < room * head_dim; i++) k[i] = v[i] = NAN;
-    attend(out, softmax, scores, q, k, v, n, group, head_dim, scale, cap);
+    return worst;
+}
+
+static void test_sine_cosine(void) {
+    volatile long double one = 1;
+    double limit = one + LDBL_EPSILON > one ? 1 : 1e5, worst = 0;  // valgrind's long double is a double
+    for (double x = 1e-9; x < 1e6; x += x / 500 + 1e-4) worst = worse(worst, sine_error(x));
+    EXPECT(worst <= limit, "up to 1e6: off by %g", worst);
+    for (double n = 0; n < 640000; n += 1 + floor(n / 300))
+        for (int i = -3; i < 4; i++) worst = worse(worst, sine_error(fabs(n * 0x1.921fb54442d18p0 + i * 1e-9 * n)));
+    EXPECT(worst <= limit, "around multiples of pi/2: off by %g", worst);
+}
+
+// What attention makes of query q at position `at`, for element d, by long double: keys and values (n, kv_dim).
+static long double attended(const Config *c, size_t window, const float *q, const float *k, const float *v, size_t at,
+                            size_t d) {
+    size_t kv_dim = stride(c->n_kv_heads * c->head_dim), first = window && at + 1 > window ? at + 1 - window : 0;
+    long double p[512], largest = -INFINITY, sum = 0, out = 0, cap = (long double)c->attention_softcap;
+    for (size_t i = first; i <= at; i++) {
+        p[i] = 0;
+        for (size_t j = 0; j < c->head_dim; j++) p[i] += (long double)q[j] * (long double)k[i * kv_dim + j];
+        p[i] *= (long double)c->attention_scale;
+        if (cap > 0) p[i] = cap * tanhl(p[i] / cap);
+        largest = fmaxl(largest, p[i]);
+    }
+    for (size_t i = first; i <= at; i++)
+        p[i] = expl(p[i] - largest), sum += p[i], out += p[i] * (long double)v[i * kv_dim + d];
+    return out / sum;
+}
+
+// Puts a row of keys and one of values into layer l's cache, in the place of a position; NULL: NaN.
+static void put(Run *r, size_t l, size_t position, const float *k, const float *v) {
+    size_t n = r->model->config.n_kv_heads * r->model->config.head_dim;
+    for (size_t i = 0; i < n; i++) r->k[i] = k ? k[i] : NAN, r->v[i] = v ? v[i] : NAN;
+    r->position = position, place(r, l, 0);
+}
+
+// Attention over n positions in chunks, of the second of two layers: the first of `chunks` against long double, others
+// bit for bit the same. Slots of the cache that no token of a chunk sees hold NaN. Of a negative scale the keys point
+// away from the queries: every score is far below 0.
+static void test_attend(size_t n, size_t window, size_t n_kv_heads, size_t group, size_t head_dim, double scale,
+                        double cap) {
+    int32_t windows[2] = {0, (int32_t)window}, no_rope[2] = {0};
+    Tensor window_table = {.data = windows}, rope_table = {.data = no_rope};
+    Layer layers[2] = {0};
+    Model m = {.config = {.dim = 8, .hidden_dim = 8, .vocab_size = 8, .n_layers = 2, .n_heads = n_kv_heads * group,
+                          .n_kv_heads = n_kv_heads, .head_dim = head_dim, .attention_scale = fabs(scale),
+                          .attention_softcap = cap},
+               .layers = layers, .layer_window = &window_table, .layer_rope = &rope_table, .rope_freq = &rope_table};
+    check_tables(&m);
+    size_t q_dim = stride(n_kv_heads * group * head_dim), kv_dim = stride(n_kv_heads * head_dim);
+    float *q = activations(n, q_dim - 16), *k = activations(n, kv_dim - 16), *v = activations(n, kv_dim - 16);
+    float *want = random_floats(n * q_dim);
+    for (size_t i = 0; scale < 0 && i < n * q_dim; i++) q[i] = 0.5f + fabsf(q[i]);
+    for (size_t i = 0; scale < 0 && i < n * kv_dim; i++) k[i] = -0.5f - fabsf(k[i]);
+    const size_t chunks[] = {n, 64, 7, 1};
+    for (size_t c = 0; c < 4; c++) {
+        Run r;
+        new_run(&r, &m, n, chunks[c], 0);
+        for (size_t i = 0; i < slots(&r, 1); i++) put(&r, 1, i, NULL, NULL);
+        for (size_t at = 0, gone = 0, T; at < n; at += T) {
+            T = min_size(r.chunk, n - at);
+            for (; window && gone + window <= at; gone++) put(&r, 1, gone, NULL, NULL);
+            for (size_t t = at; t < at + T; t++) put(&r, 1, t, k + t * kv_dim, v + t * kv_dim);
+            if (c > 1 && at / T % 5 && at + T < n) continue;
+            memcpy(r.q, q + at * q_dim, T * q_dim * sizeof *q), r.position = at, atomic_store(&drawn, 0);
+            #pragma omp parallel if(c < 2 || n == 80)
+            past = 0, attention(&r, 1, T);
+            if (c == 0) memcpy(want, r.attended, T * q_dim * sizeof *want);
+            EXPECT(same_floats(r.attended, want + at * q_dim, T * q_dim), "n %zu window %zu heads %zu x %zu of %zu: "
+                   "chunks of %zu differ at %zu", n, window, n_kv_heads, group, head_dim, chunks[c], at);
+        }
+        free(r.block);
+    }
     double worst = 0;
-    for (size_t h = 0; h < group; h++) {
-        long double *p = allocate(n, sizeof *p, "a test"), largest = -INFINITY, sum = 0;
-        for (size_t i = 0; i < n; i++) {
-            const float *qh = q + h * head_dim, *ki = k + i * head_dim;
-            for (size_t d = 0; d < head_dim; d++) p[i] += (long double)qh[d] * (long double)ki[d];
-            p[i] *= (long double)scale;
-            if (cap > 0) p[i] = (long double)cap * tanhl(p[i] / (long double)cap);
-            largest = fmaxl(largest, p[i]);
+    for (size_t t = n - 1, i = 0; t < n; t -= 1 + i % 29)  // some of the tokens, and of each a head and an element
+        for (size_t j = 0; j < 3; j++, i++) {
+            size_t h = i % (n_kv_heads * group), d = i % head_dim, kv = h / group * head_dim;
+            long double w = attended(&m.config, window, q + t * q_dim + h * head_dim, k + kv, v + kv, t, d);
+            worst = worse(worst, fabsl((long double)want[t * q_dim + h * head_dim + d] - w));
         }
-        for (size_t i = 0; i < n; i++) sum += p[i] = expl(p[i] - largest);
-        for (size_t d = 0; d < head_dim; d++) {
-            long double want = 0;
-            for (size_t i = 0; i < n; i++) want += p[i] / sum * (long double)v[i * head_dim + d];
-            worst = worse(worst, fabsl((long double)out[h * head_dim + d] - want));
-        }
-        free(p);
-    }
-    EXPECT(worst < 3e-6 * fmax(1, (double)scale), "n %zu group %zu head_dim %zu scale %g: off by %g", n, group,
-           head_dim, (double)scale, worst);
-    free(q), free(k), free(v), free(out), free(scores), free(softmax);
+    EXPECT(worst < 3e-6 * fmax(1, fabs(scale)), "n %zu window %zu heads %zu x %zu of %zu scale %g cap %g: off by %g",
+           n, window, n_kv_heads, group, head_dim, scale, cap, worst);
+    free(q), free(k), free(v), free(want);
 }
 
 static void test_attention(void) {
-    static const size_t n[] = {1, 2, 3, 16, 63, 64, 65, 127, 128, 129, 192, 200}, group[] = {1, 2, 3, 4, 7},
-    dim[] = {2, 6, 10, 16, 18, 64};
-    for (size_t i = 0; i < sizeof n / sizeof *n; i++)
-        for (size_t j = 0; j < sizeof group / sizeof *group; j++)
-            for (size_t k = 0; k < sizeof dim / sizeof *dim; k++) test_attend(n[i], group[j], dim[k],
-                    (float)(1 / sqrt((double)dim[k])), 0);
-    test_attend(130, 3, 10, 50, 0);  // scores of some hundreds: all weight on few positions
-    test_attend(130, 3, 10, -50, 0);
-    test_attend(130, 1, 64, 0, 0);
-    test_attend(130, 3, 10, 5, 3);
+    static const size_t n[] = {1, 16, 63, 65, 129, 200, 300}, window[] = {0, 1, 5, 64, 100},
+    dim[] = {2, 6, 10, 16, 18, 66};
+    for (size_t group = 1, i = 0; group < 10; group++)
+        for (size_t j = 0; j < 2; j++, i++)
+            test_attend(n[i % 7], window[i % 5], 1 + i % 3, group, dim[(i + i / 6) % 6], 1 / sqrt((double)dim[i % 6]),
+                        0);
+    test_attend(80, 40, 1, 49, 6, 0.4, 0);
+    test_attend(130, 0, 1, 3, 10, 50, 0);  // scores of some hundreds: all weight on few positions
+    test_attend(130, 0, 1, 3, 10, -50, 0);
+    test_attend(130, 0, 1, 1, 64, 0, 0);
+    test_attend(130, 20, 2, 3, 10, 5, 3);
 }
 
-// A model of random weights in memory, llama's recipe, with biases and a head_dim of its own.
-static Model tiny_model(void) {
-    Model m = {.config = {.dim = 12, .hidden_dim = 20, .n_layers = 2, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10,
-                          .vocab_size = 31, .seq_len = 100,
-        .tied = 1, .norm_place = 5, .biases = 7, .rope_dim = 8, .n_rope_tables = 1, .rms_norm_eps = 1e-5,
-        .rope_attention_factor = 1.25, .attention_scale = 0.3, .embedding_scale = 1,
-        .residual_scale = 1, .logit_scale = 1}};
-    float *freq = random_floats(4);
-    for (size_t i = 0; i < 4; i++) freq[i] = powf(100, -(float)i / 4);
-    m.rope_freq = freq;
-    m.token_embedding = m.classifier = random_floats(31 * 12);
-    m.final_norm = random_floats(12);
-    m.layers = allocate(2, sizeof *m.layers, "a test");
-    for (size_t l = 0; l < 2; l++)
-        m.layers[l] = (Layer){.rope = 1, .attention_norm = random_floats(12), .wq = random_floats(60 * 12),
-                              .wk = random_floats(20 * 12), .wv = random_floats(20 * 12),
-            .bq = random_floats(60), .bk = random_floats(20), .bv = random_floats(20), .wo = random_floats(12 * 60),
-            .bo = random_floats(12),
-            .ffn_norm = random_floats(12), .w1 = random_floats(20 * 12), .w3 = random_floats(20 * 12),
-            .w2 = random_floats(12 * 20),
-            .b1 = random_floats(20), .b3 = random_floats(20), .b2 = random_floats(12)};
-    return m;
+// Three models of random weights in memory, with a head_dim of their own and a window: llama's recipe with biases, and
+// two with everything else that a header can ask for: norms after the sublayers, sublayers in parallel.
+#define TINY                                                                                                           \
+    .n_layers = 2, .dim = 12, .hidden_dim = 20, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .vocab_size = 31,       \
+    .seq_len = 100, .rope_dim = 8, .rms_norm_eps = 1e-5, .rope_attention_factor = 1.25, .attention_scale = 0.3
+#define ODD                                                                                                            \
+    TINY, .activation = 1, .norm_kind = 1, .biases = 31, .n_rope_tables = 2, .rope_attention_factor_local = 0.75,      \
+    .norm_weight_add = 1, .embedding_scale = 3, .residual_scale = 0.5, .logit_scale = 0.25, .attention_softcap = 2,    \
+    .logit_softcap = 3
+static const Config TINY_CONFIGS[] = {
+    {TINY, .tied = 1, .norm_place = 5, .biases = 7, .n_rope_tables = 1, .embedding_scale = 1, .residual_scale = 1,
+     .logit_scale = 1},
+    {ODD, .norm_place = 2 + 8, .qk_norm = 2},
+    {ODD, .norm_place = 1 + PARALLEL, .qk_norm = 3}};
+
+static Model tiny_model(size_t kind) {
+    static const int32_t windows[2][2] = {{0, 20}, {16, 0}}, ropes[2][2] = {{1, 1}, {2, 0}};
+    static const Tensor window_tables[2] = {{.data = windows[0]}, {.data = windows[1]}};
+    static const Tensor rope_tables[2] = {{.data = ropes[0]}, {.data = ropes[1]}};
+    Model model = {.config = TINY_CONFIGS[kind], .layers = allocate(2, sizeof(Layer), "a test")}, *m = &model;
+    const Config *c = &m->config;
+    const size_t q_dim = c->n_heads * c->head_dim, kv_dim = c->n_kv_heads * c->head_dim;
+    const Type W = F32;
+#define MAKE(name, type, present, rows, columns) if (present) m->name = tensor(type, rows, columns);
+#define MAKE_OF_LAYER(name, type, present, rows, columns) if (present) m->layers[l].name = tensor(type, rows, columns);
+    TENSORS_FIRST(MAKE)
+    for (size_t l = 0; l < 2; l++) { TENSORS_OF_LAYER(MAKE_OF_LAYER) }
+    TENSORS_LAST(MAKE)
+    for (size_t i = 0; i < m->rope_freq->rows * 4; i++)
+        ((float *)m->rope_freq->data)[i] = powf(i < 4 ? 100 : 7, -(float)(i % 4) / 4);
+    m->layer_window = &window_tables[kind > 0], m->layer_rope = &rope_tables[kind > 0], check_tables(m);
+    if (c->tied) m->classifier = m->token_embedding;
+    return model;
 }
 
-// The same with everything else that a header can ask for, in parallel or with norms after.
-static Model odd_model(bool parallel) {
-    Model m = tiny_model();
-    Config *c = &m.config;
-    c->norm_kind = c->tied = 1, c->norm_place = parallel ? 1 + PARALLEL : 2 + 8, c->qk_norm = parallel ? 3 : 2;
-    c->biases = 31, c->n_rope_tables = 2, c->rope_attention_factor_local = 0.75, c->norm_weight_add = 1;
-    c->embedding_scale = 3, c->residual_scale = 0.5, c->logit_scale = 0.25, c->activation = 1;
-    c->attention_softcap = 2, c->logit_softcap = 3;
-    m.rope_freq = random_floats(8), m.final_norm_bias = random_floats(12), m.classifier_bias = random_floats(31);
-    for (size_t l = 0; l < 2; l++) {
-        Layer *w = &m.layers[l];
-        w->window = l ? 0 : 16, w->rope = l ? 0 : 2, w->q_norm = random_floats(60), w->k_norm = random_floats(20);
-        if (parallel) w->ffn_norm = NULL, w->attention_norm_bias = random_floats(12);
-        else w->ffn_norm = w->attention_norm = NULL;
-        if (!parallel) w->attention_post_norm = random_floats(12), w->attention_post_norm_bias = random_floats(12);
-        if (!parallel) w->ffn_post_norm = random_floats(12), w->ffn_post_norm_bias = random_floats(12);
-    }
-    return m;
-}
-
-// rope() turns pairs of the first rope_dim elements, both ways of pairing; position 0 is the identity.
-static void test_rope(Model m) {
-    for (size_t pairs = 0; pairs < 2; pairs++) {
-        m.config.rope_pairs = pairs;
-        Run r;
-        new_run(&r, &m, 100, 5, 1);
-        r.position = 50;
-        float *x = random_floats(5 * 3 * 10), *before = random_floats(5 * 3 * 10);
-        memcpy(before, x, 150 * sizeof *x);
-        rope_angles(&r, 5);
-        rope(&r, x, 5, 3, 0);
-        EXPECT(same_floats(x, before, 150), "no table, but turned");
-        rope(&r, x, 5, 3, 1);
-        double worst = 0;
-        for (size_t row = 0; row < 15; row++)
-            for (size_t i = 0; i < 10; i++) {
-                size_t pair = (pairs ? i / 2 : i) % 4, first = pairs ? 2 * pair : pair,
-                second = pairs ? first + 1 : pair + 4;
-                long double angle = (long double)(50 + row / 3) * (long double)m.rope_freq[pair],
-                a = before[row * 10 + first], b = before[row * 10 + second];
-                long double c = 1.25L * cosl(angle), s = 1.25L * sinl(angle),
-                want = i == first ? a * c - b * s : b * c + a * s;
-                if (i >= 8) want = before[row * 10 + i];
-                worst = worse(worst, fabsl((long double)x[row * 10 + i] - want));
-            }
-        EXPECT(worst < 4e-7, "pairs %zu: off by %g", pairs, worst);
-        free(x), free(before), free(r.block);
-    }
-    Run far;
-    new_run(&far, &m, 100, 1, 1);
-    far.position = 100000;
-    rope_angles(&far, 1);
-    for (size_t i = 0; i < 4; i++) {
-        double angle = 100000.0 * (double)m.rope_freq[i];
-        EXPECT(far.cosine[i] == (float)(cos(angle) * 1.25) && far.sine[i] == (float)(sin(angle) * 1.25),
-               "the angle at position 100000 is no double product");
-    }
-    free(far.block);
+// rope() turns pairs of the first rope_dim elements by the angles of a table, with both ways of pairing; table 0 does
+// nothing.
+static void test_rope(Model m, size_t pairs, size_t table) {
+    enum { T = 5, N = 10, HEADS = 3, ROW = N * HEADS };
+    const float *freq = (const float *)m.rope_freq->data + (table == 2 ? 4 : 0);
+    const long double factor = table == 2 ? 0.75L : 1.25L;
+    m.config.rope_pairs = pairs;
+    Run r;
+    new_run(&r, &m, 100, T, 1);
+    r.position = pairs ? 100000 : 50;
+    float *x = random_floats(T * ROW), *before = allocate(T * ROW, sizeof *x, "a test");
+    memcpy(before, x, T * ROW * sizeof *x);
+    for (size_t t = 0; t < T; t++) rope_angles(&r, t), rope(&r, x + t * ROW, t, HEADS, table);
+    double worst = 0;
+    for (size_t row = 0; row < T * HEADS; row++)
+        for (size_t i = 0; i < N; i++) {
+            size_t pair = (pairs ? i / 2 : i) % 4, first = pairs ? 2 * pair : pair;
+            size_t second = pairs ? first + 1 : pair + 4;
+            long double angle = (long double)(r.position + row / HEADS) * (long double)freq[pair];
+            long double a = before[row * N + first], b = before[row * N + second];
+            long double c = factor * cosl(angle), s = factor * sinl(angle);
+            long double want = !table || i >= 8 ? before[row * N + i] : i == first ? a * c - b * s : b * c + a * s;
+            worst = worse(worst, fabsl((long double)x[row * N + i] - want));
+        }
+    EXPECT(worst < (table ? 4e-7 : 1e-30), "pairs %zu table %zu: off by %g", pairs, table, worst);
+    free(x), free(before), free(r.block);
 }
 
 // One chunk, several, one token at a time, and the same cache used again after a longer sequence: the same logits.
-static void test_forward(const Model *m) {
+static void test_forward(Model model) {
+    const Model *m = &model;
     int ids[90];
     float want[31];
     for (int i = 0; i < 90; i++) ids[i] = (int)random_below(31);
@@ -381,8 +480,8 @@ static void test_forward(const Model *m) {
     for (size_t i = 0; i < 5; i++) {
         Run r;
         new_run(&r, m, 90, chunks[i], 1);
-        const float *arrays[] = {r.x, r.normed, r.q, r.k, r.v, r.attended, r.scores, r.branch, r.gate, r.up, r.logits,
-                                 r.k_cache, r.v_cache};
+        const float *arrays[] = {r.x, r.normed, r.branch, r.q, r.attended, r.k, r.v, r.gate, r.up, r.scratch.q, r.parts,
+                                 r.logits, r.k_cache, r.v_cache};
         for (size_t a = 0; a < sizeof arrays / sizeof *arrays; a++) EXPECT((uintptr_t)arrays[a] % 64 == 0,
                 "array %zu is not aligned", a);
         size_t T = 0;
@@ -396,13 +495,48 @@ static void test_forward(const Model *m) {
         new_run(&other, m, 90, 5, 1);
         forward(&other, ids + 3, 5);
         memcpy(fresh, logits_of(&other, 4, 1), sizeof fresh);
-        for (size_t j = 0; j < 2 * 2 * 90 * 10; j++) r.k_cache[j] = r.v_cache[j] = NAN;
+        for (size_t l = 0; l < 2; l++)
+            for (size_t j = 0; j < slots(&r, l); j++) put(&r, l, j, NULL, NULL);
         r.position = 0;
         for (size_t at = 0; at < 5; at += T) forward(&r, ids + 3 + at, T = min_size(chunks[i], 5 - at));
         EXPECT(same_floats(logits_of(&r, T - 1, 1), fresh, 31), "a run used again gives other logits (chunks of %zu)",
                chunks[i]);
         free(r.block), free(other.block);
     }
+}
+
+// As many tokens as keepable() lets stay in the cache: the logits are those of an empty one. `all`: it must let all stay.
+static void test_keepable(Model m, size_t same, bool all) {
+    int ids[180];
+    for (int i = 0; i < 180; i++) ids[i] = (int)random_below(31);
+    Run r, fresh;
+    new_run(&r, &m, 190, 4, 1), new_run(&fresh, &m, 190, 100, 1);
+    while (r.position < 180) forward(&r, ids + r.position, 4);
+    r.position = keepable(&r, same);
+    EXPECT(r.position == same || (!all && r.position < same), "%zu of %zu kept", r.position, same);
+    for (size_t i = same; i < 180; i++) ids[i] = (int)random_below(31);
+    while (r.position < same + 1) forward(&r, ids + r.position, 1);
+    forward(&fresh, ids, min_size(same + 1, 100));
+    if (same + 1 > 100) forward(&fresh, ids + 100, same + 1 - 100);
+    const float *want = logits_of(&fresh, same % 100, 1);
+    EXPECT(same_floats(logits_of(&r, 0, 1), want, 31), "%zu of %zu kept: other logits", keepable(&r, same), same);
+    free(r.block), free(fresh.block);
+}
+
+// Kept twice: what the first, longer text has put into the slots of a sliding window stays lost.
+static void test_keep_again(Model m) {
+    int ids[180];
+    for (int i = 0; i < 180; i++) ids[i] = (int)random_below(31);
+    Run r, fresh;
+    new_run(&r, &m, 190, 4, 1), new_run(&fresh, &m, 190, 100, 1);
+    while (r.position < 180) forward(&r, ids + r.position, 4);
+    r.position = keepable(&r, 140), ids[140]++, ids[140] %= 31;
+    while (r.position < 142) forward(&r, ids + r.position, 1);
+    r.position = keepable(&r, 95), ids[95]++, ids[95] %= 31;
+    while (r.position < 96) forward(&r, ids + r.position, 1);
+    forward(&fresh, ids, 96);
+    EXPECT(same_floats(logits_of(&r, 0, 1), logits_of(&fresh, 95, 1), 31), "kept again: other logits");
+    free(r.block), free(fresh.block);
 }
 
 // The generator's state from which uniform() draws the 24 bits: the steps of SplitMix64 undone.
@@ -507,19 +641,25 @@ static int compare_files(const char *got_path, const char *want_path, double lim
 
 int main(int argc, char **argv) {
     if (argc == 4) return compare_files(argv[1], argv[2], atof(argv[3]));
+#ifdef _OPENMP
+    omp_set_dynamic(0), omp_set_num_threads(2);
+#endif
     test_sizes();
     test_errors();
     test_buffer();
     test_exp();
     test_matmuls();
-    test_functions();
+    test_next_item();
     test_norms();
+    test_functions();
     test_gated();
+    test_sine_cosine();
     test_attention();
-    Model m = tiny_model();
-    test_rope(m);
-    test_forward(&m);
-    for (int parallel = 0; parallel < 2; parallel++) m = odd_model(parallel), test_forward(&m);
+    for (size_t i = 0; i < 6; i++) test_rope(tiny_model(1), i % 2, i / 2);
+    for (size_t kind = 0; kind < 3; kind++) test_forward(tiny_model(kind));
+    for (size_t same = 0; same < 180; same += same / 8 == 16 ? 1 : 8)  // 130 and 134 are the last that are lost
+        for (size_t kind = 0; kind < 3; kind++) test_keepable(tiny_model(kind), same, same > 134);
+    for (size_t kind = 0; kind < 3; kind++) test_keep_again(tiny_model(kind));
     test_uniform();
     test_picks();
     test_keep_best();
