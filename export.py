@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["gguf", "huggingface_hub", "numpy", "protobuf", "safetensors", "sentencepiece", "tokenizers", "torch", "tqdm",
-#                 "transformers>=5"]
+# dependencies = ["gguf", "huggingface_hub", "numpy", "protobuf", "safetensors", "sentencepiece", "tokenizers", "torch",
+#                 "tqdm", "transformers>=5"]
 # ///
 """Exports a model to run.c's checkpoint, and a checkpoint back to a Hugging Face folder.
 
@@ -497,10 +497,9 @@ def open_gguf(path):
     """A GGUF of the architecture llama (q and k in adjacent pairs), qwen2 or qwen3; any type that gguf dequantizes."""
     import gguf
     reader = gguf.GGUFReader(path)
-    fields = {name: field.contents() for name, field in reader.fields.items()
-              if not name.startswith("tokenizer.") or name.endswith("_token_id")}
-    fields = {key: float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-5, not 9.99999975e-06
-              for key, value in fields.items()}
+    fields = {name: float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-5, not 9.99999975e-06
+              for name, field in reader.fields.items() if re.fullmatch(r"(?!tokenizer\.).*|.*_token_id", name)
+              for value in [field.contents()]}
     arch, parts = fields.get("general.architecture"), fields.get("split.count", 1)
     if arch not in ("llama", "qwen2", "qwen3") or parts > 1 or reader.byte_order != "I":
         fail(f"{path}: GGUF architecture {arch!r}, {parts} parts, byte order {reader.byte_order} (llama, qwen2 "
@@ -640,7 +639,7 @@ NONE = 0xFFFFFFFF
 REPEAT, GO, SUB, MATCH = range(4)    # instructions of patterns: op, where to (relative), class, two numbers
 AHEAD, NOT_AHEAD, BEHIND, NOT_BEHIND, ATOMIC = (0, 0), (1, 0), (0, 1), (1, 1), (0, 2)  # of SUB
 STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE = range(4)
-LSTRIP, RSTRIP, SINGLE_WORD, CONTROL = 2, 4, 8, 16  # of added tokens; CONTROL: in contents of a chat it is plain text
+FLAGS, CONTROL = dict(lstrip=2, rstrip=4, single_word=8), 16  # of added tokens; CONTROL: plain text if a user writes it
 SECTIONS = "ids edges map ranges code steps post turns ends data".split()
 REPLACE = 0b100000  # bits of a split step that puts something else in a match's place
 CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
@@ -723,6 +722,7 @@ def is_one(part):
 
 
 def repeat(part, least, most, mode=""):
+    """As often as possible; mode "?": as rarely, "+": without giving any back."""
     code, empty = part
     if mode == "+":
         return apart(ATOMIC, repeat(part, least, most))
@@ -758,6 +758,7 @@ class Pattern:
         return either(first, self.alternatives()) if self.take(r"\|") else first
 
     def sequence(self):
+        """Repeated atoms up to the next | or ), and whether without regard to case letters beside each other join."""
         parts, literal = [], ""
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             start = self.at
@@ -834,12 +835,6 @@ def leaves(part):
     return [part] if part else []
 
 
-def expression(pattern):
-    """The regular expression of a Split's or Replace's pattern."""
-    (kind, text), = pattern.items()
-    return re.escape(text) if kind == "String" else text
-
-
 class Program:
     """The tables of one tokenizer.bin as they are compiled."""
 
@@ -897,11 +892,12 @@ class Program:
 
     def add(self, part):
         """Compiles a normalizer or a pre-tokenizer."""
-        kind = part["type"]
+        kind, given = part["type"], part.get("pattern", {})
+        pattern = given.get("Regex", re.escape(given.get("String", "")))
         if self.byte_level:
             refuse(f"{kind} after ByteLevel")
-        splits = {"Replace": lambda: (expression(part["pattern"]), REPLACE, part["content"]),
-                  "Split": lambda: (expression(part["pattern"]), cuts(part["behavior"], part["invert"])),
+        splits = {"Replace": lambda: (pattern, REPLACE, part["content"]),
+                  "Split": lambda: (pattern, cuts(part["behavior"], part["invert"])),
                   "Digits": lambda: (self.one("digit"), cuts(["contiguous", "isolated"][part["individual_digits"]])),
                   "Punctuation": lambda: (self.one("punctuation"), cuts(part["behavior"])),
                   "Whitespace": lambda: (either(*(repeat(self.one(name), 1, NONE) for name in ("word", "other"))),
@@ -913,8 +909,8 @@ class Program:
         elif kind == "Prepend":
             self.prepend(part["prepend"], False)
         elif kind == "Strip":
-            for pattern in [r"\A\s+"] * part["strip_left"] + [r"(?<!\s)\s+\z"] * part["strip_right"]:
-                self.split(pattern, REPLACE)
+            for edge in [r"\A\s+"] * part["strip_left"] + [r"(?<!\s)\s+\z"] * part["strip_right"]:
+                self.split(edge, REPLACE)
         elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
             self.normalize(kind)
         elif kind == "ByteLevel" and "use_regex" in part:  # not the normalizer of this name
@@ -993,8 +989,8 @@ def compositions():
 
 @lru_cache
 def combining_classes():
-    """Numbers in the order of the canonical combining classes. NFD sorts marks by class: one is told by being swapped
-    with a mark of the highest class before it or of the lowest one after it, where a class begins by trying neighbours."""
+    """Numbers in the order of the canonical combining classes, by which NFD sorts marks. A mark is what is swapped with
+    one of the highest class before it or of the lowest after it; a class begins where neighbours would be swapped."""
     swapped = lambda pairs: [pair != to for pair, to in zip(pairs, normalized("NFD", pairs))]
     marks = [c for c in EVERY if c not in one_by_one("NFD") and c != "\n"]
     differs = zip(swapped(["\u0345" + c for c in marks]), swapped([c + "\u0334" for c in marks]))
@@ -1044,11 +1040,6 @@ def ids_around(tokenizer):
     return ids[:ids.index(NONE - 1)], ids[ids.index(NONE - 1) + 1:]
 
 
-def added_token(content, number, special, **more):
-    return dict(content=content, id=number, special=special, normalized=False, lstrip=False, rstrip=False,
-                single_word=False) | more
-
-
 def sentencepiece_spec(pieces, scores, unk, dummy_prefix, added, around):
     """A SentencePiece BPE vocabulary. pieces: {piece: id}, scores: {piece: score} of what two pieces may make; equal
     scores rank equally."""
@@ -1084,19 +1075,21 @@ def read_sentencepiece(path):
     pieces = {p.piece: i for i, p in enumerate(proto.pieces)}
     scores = {p.piece: p.score for p in proto.pieces if p.type == kinds.NORMAL}
     more = {kinds.CONTROL: dict(match=""), kinds.UNKNOWN: dict(match=""), kinds.USER_DEFINED: dict(normalized=True)}
-    added = [added_token(p.piece, i, p.type != kinds.USER_DEFINED, **more[p.type])
+    added = [dict(content=p.piece, id=i, special=p.type != kinds.USER_DEFINED, **more[p.type])
              for i, p in enumerate(proto.pieces) if p.type in more]
     bos, unk = [tokenizer.bos_id()] if tokenizer.bos_id() >= 0 else [], tokenizer.id_to_piece(tokenizer.unk_id())
     return sentencepiece_spec(pieces, scores, unk, normalizer.add_dummy_prefix, added, (bos, []))
 
 
 def is_gguf(path):
+    """Whether a file begins as a GGUF does; None for a folder."""
     if not path.is_dir():
         with open(path, "rb") as file:
             return file.read(4) == b"GGUF"
 
 
 def tokenizer_fields(path):
+    """What a GGUF says of its tokenizer, without the names' prefixes."""
     from gguf import GGUFReader
     return {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
             for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
@@ -1115,7 +1108,7 @@ def read_gguf_vocabulary(path):
             fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")
         kinds = get("token_type", [TokenType.NORMAL] * len(tokens))
         pieces = {piece: i for i, piece in reversed([*enumerate(tokens)])}
-        added = [added_token(piece, i, kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
+        added = [dict(content=piece, id=i, special=kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
                  if kinds[i] in (TokenType.CONTROL, TokenType.USER_DEFINED)]
         around = [[fields[f"{name}_token_id"]] if get(f"add_{name}_token", default) else []
                   for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
@@ -1182,19 +1175,13 @@ def byte_level(piece):
     return bytes(ALPHABET[c] for c in piece) if all(c in ALPHABET for c in piece) else piece.encode()
 
 
-def fnv(data):
-    """FNV-1a of 64 bits."""
-    value = 14695981039346656037
-    for byte in data:
+def fingerprint(spec):
+    """FNV-1a of 64 bits of the base vocabulary's pieces in the order of their ids, each followed by the byte 0xFF."""
+    value, apart = 14695981039346656037, {spec["model"]["unk_token"], *(t["content"] for t in spec["added_tokens"])}
+    base = spec.get("base") or sorted((i, piece) for piece, i in spec["model"]["vocab"].items() if piece not in apart)
+    for byte in b"".join(piece.encode() + b"\xff" for _, piece in base):
         value = (value ^ byte) * 1099511628211 & 0xFFFFFFFFFFFFFFFF
     return value
-
-
-def fingerprint(spec):
-    """The hash of the base vocabulary's pieces in the order of their ids, each followed by the byte 0xFF."""
-    apart = {token["content"] for token in spec["added_tokens"]} | {spec["model"]["unk_token"]}
-    base = spec.get("base") or sorted((i, piece) for piece, i in spec["model"]["vocab"].items() if piece not in apart)
-    return fnv(b"".join(piece.encode() + b"\xff" for _, piece in base))
 
 
 # ---- The chat format: what a chat template writes around the contents of a conversation ----
@@ -1206,8 +1193,8 @@ def fingerprint(spec):
 SHOWN, EMPTY_IS_NONE = 1, 2  # the content follows; an empty system prompt is none
 BLANKS = [c for c in EVERY if c.isspace()]  # what str.strip takes away
 SYSTEM, *MARKS = (f"\ue000{k}\ue001" for k in range(6))  # stand for contents
-SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>",
-           "x</think>y", "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", "h{}", " {} \n")
+SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "\u200b\xe9\u200b", "<think>", "h{}",
+           "x</think>y", "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", " {} \n")
 
 
 def open_template(text, special):
@@ -1280,23 +1267,19 @@ def turn_parts(template, literals, system, later):
     return parts
 
 
-def strip(text, characters):
-    return text.lstrip(characters[0]).rstrip(characters[1]) if any(characters) else text
-
-
 def render_parts(turns, system, contents):
     """A conversation from parts, as run.c renders it."""
     if system is not None:
-        _, _, around, bits = turns[True, False][0]
-        system = None if bits & EMPTY_IS_NONE and not strip(system, around) else system
+        _, _, (left, right), bits = turns[True, False][0]
+        system = None if bits & EMPTY_IS_NONE and not system.lstrip(left).rstrip(right) else system
     out = ""
     for k in range(0, len(contents), 2):
         parts = turns[system is not None, k > 0][:4] if k + 1 < len(contents) else turns[system is not None, k > 0][4:]
         for i, content in enumerate([system, *contents[k:k + 2], ""][:3]):
-            text, drop, around, bits = parts[i]
+            text, drop, (left, right), bits = parts[i]
             if i == 2 and bits and parts[3][0] and parts[3][0] in content:
-                content, around = content.rpartition(parts[3][0])[2], parts[3][2]
-            content = strip(content, around) if bits & SHOWN else ""
+                content, (left, right) = content.rpartition(parts[3][0])[2], parts[3][2]
+            content = content.lstrip(left).rstrip(right) if bits & SHOWN else ""
             out += (text if content else text[:len(text) - drop]) + content
     return out
 
@@ -1322,7 +1305,8 @@ def compare(template, literals, turns, systems):
 def find_template(source):
     """The chat template of a folder, of a tokenizer file's folder or of a GGUF, and the special tokens' texts."""
     if is_gguf(source):
-        text, tokens, *ids = map(tokenizer_fields(source).get, ("chat_template", "tokens", "bos_token_id", "eos_token_id"))
+        get = tokenizer_fields(source).get
+        text, tokens, *ids = map(get, ("chat_template", "tokens", "bos_token_id", "eos_token_id"))
         return text, {name: tokens[i] for name, i in zip(("bos_token", "eos_token"), ids) if i is not None}
     folder, config = source if source.is_dir() else source.parent, {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -1348,8 +1332,8 @@ def read_chat(source):
             turns |= more
         except Exception as error:  # whatever a template raises
             said = str(error) if isinstance(error, ValueError) else f"says {' '.join(str(error).split())[:200]!r}"
-            note(f"the chat template of {source} {said} " + ("if there is a system prompt: run's -y will be refused"
-                                                             if turns else "(no -m chat for this model, but -m generate)"))
+            lost = "if there is a system prompt: run's -y will be refused" if turns else "(no -m chat, but -m generate)"
+            note(f"the chat template of {source} {said} {lost}")
             break
     if turns and "strftime_now" in text:
         note(f"the chat template of {source} prints the date: its default date is stored")
@@ -1405,6 +1389,7 @@ def compile_vocabulary(p, model):
 
 
 def compile_tokenizer(spec, rows, chat):
+    """-> tokenizer.bin of read_vocabulary's and read_chat's results, added tokens with ids from `rows` on left out"""
     p, model = Program(), spec["model"]
     added = [token for token in spec["added_tokens"] if rows is None or token["id"] < rows]
     if lost := [token["content"] for token in spec["added_tokens"] if token not in added]:
@@ -1416,10 +1401,10 @@ def compile_tokenizer(spec, rows, chat):
         if len(text.encode()) > 1024:
             refuse(f"the added token {content[:40]!r}... of {len(text.encode())} bytes, more than 1024")
         if text:
-            found[token["normalized"]].setdefault(text, i)
+            found[token.get("normalized", False)].setdefault(text, i)
         pieces[i] = token.get("piece", content)
-        bits = (int(token.get("hidden", token["special"])) | LSTRIP * token["lstrip"] | RSTRIP * token["rstrip"]
-                | SINGLE_WORD * token["single_word"] | CONTROL * (content in control))
+        bits = int(token.get("hidden", token["special"])) | CONTROL * (content in control)
+        bits |= sum(bit for name, bit in FLAGS.items() if token.get(name))
         if flags.setdefault(i, bits) != bits:
             refuse(f"two added tokens of id {i}")
     for words, steps in zip(found, (leaves(spec["normalizer"]), leaves(spec["pre_tokenizer"]))):
@@ -1432,8 +1417,9 @@ def compile_tokenizer(spec, rows, chat):
     if len(p.steps) > 63:
         refuse(f"{len(p.steps)} steps of normalizers and pre-tokenizers, above 63")
     unk, pairs = compile_vocabulary(p, model)
-    word = p.class_of("word") if any(token["single_word"] for token in added) else 0
-    space = p.class_of(r"\s") if any(token["lstrip"] or token["rstrip"] for token in added) else 0
+    seen = {name for token in added for name in FLAGS if token.get(name)}
+    word = p.class_of("word") if "single_word" in seen else 0
+    space = p.class_of(r"\s") if seen & {"lstrip", "rstrip"} else 0
     (before, after), (to_bytes, strip) = spec["post_processor"], decoder_of(spec["decoder"])
     p.rows["post"] = [[i] for i in [*before, *after]]
     if strip == NONE and any(" " in piece for piece in pieces.values()):
@@ -1547,7 +1533,8 @@ def main(arguments=None):
     parser.add_argument("--from", metavar="SOURCE", dest="tokenizer_source", help="with --hf: whose tokenizer to copy")
     a = parser.parse_args(arguments)
     if len(a.paths) != (1 if a.hf else 2) or bool(a.hf) + a.tokenizer + a.bf16 > 1 or a.tokenizer_source and not a.hf:
-        parser.error("SOURCE model.bin [--bf16], --tokenizer SOURCE tokenizer.bin, or --hf DIR model.bin [--from SOURCE]")
+        parser.error("SOURCE model.bin [--bf16], --tokenizer SOURCE tokenizer.bin, or --hf DIR model.bin [--from "
+                     "SOURCE]")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if a.hf:
@@ -1560,7 +1547,8 @@ def main(arguments=None):
     except (ExportError, OSError, MemoryError) as error:
         sys.exit(f"export.py: {error}")
     except Exception as error:  # a library's, on data that it cannot take
-        sys.exit(f"export.py: {a.paths[0]} cannot be exported: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        sys.exit(f"export.py: {a.paths[0]} cannot be exported: {what}")
     except KeyboardInterrupt:
         sys.exit(130)
 
