@@ -174,6 +174,9 @@ def read_json(path):
 @contextmanager
 def replacing(path):
     """Gives a temporary name beside `path`, renamed to it only when the block ends well."""
+    path = Path(os.path.realpath(path))  # where a link leads
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        fail(f"{path} is a device or FIFO (give a file's name)")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -482,6 +485,8 @@ def open_hugging_face(folder):
     if lost := indexed.keys() - handles.keys():
         fail(f"missing tensors: {listing(lost)} (named by {index.name})")
     generation, config = folder / "generation_config.json", read_json(folder / "config.json")
+    if config.get("model_type") == "mistral" and "layer_types" in config:  # transformers takes it for a Ministral
+        config |= dict(model_type="ministral", architectures=["MinistralForCausalLM"])
     if config.get("architectures") == ["Gemma3ForConditionalGeneration"]:
         note("of Gemma3ForConditionalGeneration, the text part is exported")
         common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
@@ -1510,10 +1515,16 @@ def to_hugging_face(folder, path, tokenizer):
 
 # ---- Command line ----
 
+def keep_sources(source, path):
+    """Refuses an output that is a folder or a file that is read."""
+    inputs = [file for pattern in ("*.safetensors", "*.json", "*.pth", "*.model") for file in source.glob(pattern)]
+    if path.is_dir() or path.exists() and any(path.samefile(file) for file in [source, *inputs]):
+        fail(f"{path} is a folder or of the source itself (give another name)")
+
+
 def export(source, path, bf16=False):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
-    if path.is_dir() or path.exists() and path.samefile(source):
-        fail(f"{path} is a folder or the source itself (give another name)")
+    keep_sources(source, path)
     final = path.with_name(path.stem + ".tokenizer.bin")
     with replacing(path) as model, replacing(final) as tokenizer:
         opened = open_source(source)
@@ -1540,8 +1551,10 @@ def main(arguments=None):
         if a.hf:
             to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
         elif a.tokenizer:
-            with replacing(Path(a.paths[1]).absolute()) as temporary:
-                write_tokenizer(find_source(a.paths[0]), temporary) or fail(f"{a.paths[0]} has no tokenizer")
+            source, path = find_source(a.paths[0]), Path(a.paths[1]).absolute()
+            keep_sources(source, path)
+            with replacing(path) as temporary:
+                write_tokenizer(source, temporary) or fail(f"{a.paths[0]} has no tokenizer")
         else:
             export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
     except (ExportError, OSError, MemoryError) as error:

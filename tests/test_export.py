@@ -776,6 +776,20 @@ def test_bad_outputs(run, tmp_path, plain):
     data = path.read_bytes()
     refused(run, tmp_path, path, "itself", output=path)
     assert path.read_bytes() == data
+    weights = (folder / "model.safetensors").read_bytes()
+    refused(run, tmp_path, folder, "itself", output=folder / "model.safetensors")
+    assert (folder / "model.safetensors").read_bytes() == weights
+    os.mkfifo(tmp_path / "fifo")
+    refused(run, tmp_path, folder, "device or FIFO", output=tmp_path / "fifo")
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_a_link_at_the_output(run, tmp_path, plain):
+    """The file that it leads to is replaced, the link stays."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.bin").symlink_to(tmp_path / "real" / "m.bin")
+    run(copy(plain, tmp_path / "m"), tmp_path / "link.bin")
+    assert (tmp_path / "link.bin").is_symlink() and (tmp_path / "real" / "m.bin").stat().st_size > 512
 
 
 def test_mode_follows_the_umask(run, tmp_path, plain):

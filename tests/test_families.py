@@ -235,7 +235,7 @@ REFUSED = [
     ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)), "dynamic"),
     ("llama", dict(rope_parameters=LLAMA3 | dict(partial_rotary_factor=0.5)), "partial_rotary_factor"),
     ("llama", dict(auto_map={"AutoModelForCausalLM": "modeling_x.OtherForCausalLM"}), "auto_map"),
-    ("mistral", dict(layer_types=[SLIDING, FULL]), "layer_types"), ("mistral", dict(mlp_bias=True), "mlp_bias"),
+    ("mistral", dict(mlp_bias=True), "mlp_bias"),
     ("mistral", dict(sliding_window=0), "sliding_window 0"), ("mistral", dict(sliding_window=-4), "sliding_window -4"),
     ("ministral", dict(sliding_window=None, layer_types=[SLIDING, FULL]), "sliding_window None"),
     ("qwen2", dict(layer_types=[SLIDING, FULL]), "sliding_window None"),  # use_sliding_window is false
@@ -356,6 +356,19 @@ def test_gemma3_with_vision(measure, tmp_path, capsys):
     assert (got[0] == got[1]).all() and checkpoint.read(path)[0]["eos"] == [2, 5]
     export.to_hugging_face(tmp_path / "back", path, None)
     assert type(models.load_reference(tmp_path / "back")).__name__ == "Gemma3ForCausalLM"
+
+
+@pytest.mark.parametrize("kinds", ([FULL, FULL], [SLIDING, FULL]), ids="-".join)
+def test_a_mistral_with_layer_types(tmp_path, kinds):
+    """transformers takes it for a Ministral, so that layer_types decides."""
+    models.tiny_llama(tmp_path / "m", "mistral", 1, sliding_window=WINDOW)
+    edited = json.loads((tmp_path / "m" / "config.json").read_text()) | dict(layer_types=kinds)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(edited))
+    ids = reference.random_ids(128, 60)
+    with torch.no_grad():
+        want = models.load_reference(tmp_path / "m")(torch.tensor([ids])).logits[0].numpy()
+    got = diff_logits.engine(binary(), reference.exported(tmp_path / "m", tmp_path / "m.bin"), "logits", ids, len(want[0]))
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
 
 
 MODELS = {"llama": "Llama 1 to 3.2, TinyLlama, SmolLM2, Yi, DeepSeek-LLM, R1-Distill-Llama"}
