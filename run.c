@@ -881,14 +881,12 @@ static void forward(Run *r, const int *tokens, size_t T) {
         for (size_t l = 0; l < c->n_layers; l++) {
             const Layer *w = &m->layers[l];
             keep_hidden(r, l, r->x, T);
-
             const float *n = norm_before(r, w->attention_norm, w->attention_norm_bias, T);
             matmul(r->q, n, w->wq, w->bq, T), matmul(r->k, n, w->wk, w->bk, T), matmul(r->v, n, w->wv, w->bv, T);
             for (size_t t; next_item(&t, T);) place(r, l, t);
             attention(r, l, T);
             matmul(r->branch, r->attended, w->wo, w->bo, T);
             add_branch(r, w->attention_post_norm, w->attention_post_norm_bias, T);
-
             if (!(c->norm_place & PARALLEL)) n = norm_before(r, w->ffn_norm, w->ffn_norm_bias, T);
             matmul(r->gate, n, w->w1, w->b1, T), matmul(r->up, n, w->w3, w->b3, T);
             for (size_t t, row = stride(c->hidden_dim); next_item(&t, T);)
@@ -1369,8 +1367,7 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
 // export.py takes the model's chat template apart. TURNS has four rows for the first turn if a reply follows, four if
 // it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. Three of four are
 // what precedes the system prompt, the user's message, the reply: a text, where it ends if the content is empty, what
-// classes are stripped from the content, left and right, bits. The fourth is for a reply that holds its text, </think>;
-// if one is awaited, for a message that is not taken: between these two halves, <tool_response> and </tool_response>.
+// classes are stripped from the content, left and right, bits. The fourth is for a reply that holds its text, </think>.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
 // A content as the template repeats it: stripped, a reply without all up to the last text of `cut`.
@@ -1389,14 +1386,6 @@ static Buffer repeated(const Tokenizer *t, Buffer given, const uint32_t *row, co
     return kept;
 }
 
-// Whether a content begins and ends with the two halves of a row's text, if there is one.
-static bool encloses(const Tokenizer *t, const uint32_t *row, Buffer content) {
-    const uint32_t *text = t->at[MAP] + EDGE * (size_t)row[0] + 1;
-    size_t size = content.size / sizeof(Char), head = (size_t)row[1] - row[0], n = (size_t)row[2] - row[0], k = 0;
-    while (n <= size && k < n && AS(Char, content)[k < head ? k : size - n + k].c == text[EDGE * k]) k++;
-    return n && k == n;
-}
-
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
 static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
     const uint32_t *rows = t->at[TURNS] + (system ? 16 * PART : 0);
@@ -1410,8 +1399,6 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
         for (int p = 0; p < 3; p++, row += PART) {
             Buffer content = {0};
             if (row[5] & SHOWN) content = repeated(t, contents[p], row, p == 2 ? row + PART : NULL);
-            if (p == 1 && k + 1 == n && encloses(t, row + 2 * PART, content))
-                die("to the chat template \"%.15s...\" is no user's message (begin otherwise)", messages[k].data);
             append_mapped(t, &text, row[0], row[content.size ? 1 : 2], false);
             append(&text, content.data, content.size), free(content.data);
         }

@@ -435,15 +435,10 @@ def test_long_lines(size, chats):
         assert chat_ids(chats("chatml").path, [line], system, program) == chats("chatml").expected(messages([line], system))
 
 
-def test_no_users_message(chats):
-    """Qwen 3's template takes a last message that is a tool's result for none of a user, and keeps thoughts before it."""
-    path, thought = chats("qwen3").path, b"a\n<think>b</think>c\n"
-    refused(1, "-m", "chat", "--ids", "-z", path, stdin=thought + b"<tool_response>d</tool_response>\n",
-            words=["<tool_response>..."])
-    for text in (b"x <tool_response>d</tool_response>", b"<tool_resp", b""):
-        good("-m", "chat", "--ids", "-z", path, stdin=thought + text + b"\n")
-    good("-m", "chat", "--ids", "-z", path, stdin=b"<tool_response>d</tool_response>\nb\nc\n")
-    good("-m", "chat", "--ids", "-z", chats("chatml").path, stdin=b"<tool_response>d</tool_response>\n")
+def test_a_tools_result(chats):
+    """Qwen 3's template takes a last message that is a tool's result for none of a user; alone it is written the same."""
+    said = ["<tool_response>d</tool_response>"]
+    assert chat_ids(chats("qwen3").path, said) == chats("qwen3").expected(messages(said))
 
 
 def test_damaged(chats, tmp_path):
