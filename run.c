@@ -480,7 +480,7 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
 // memory once, a block of k at a time. Many tokens, and the ends of w, get a copy in which a tile reads on and on.
 static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
     static _Thread_local float *packed;  // not on the stack, which may be as small as this
-    if (!packed && !(packed = aligned_alloc(64, PANEL * K_BLOCK * sizeof *packed))) die("no memory for a thread's panel");
+    if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 128 KiB (use a smaller -j)");
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
     for (size_t panel; next_item(&panel, (w->rows + PANEL - 1) / PANEL);) {
         size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows);
