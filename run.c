@@ -461,7 +461,7 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool 
     switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
 }
 
-enum { PANEL = 32, K_BLOCK = 1024, LONG = 16 };  // rows and elements of w at a time; more tiles of tokens get a copy
+enum { PANEL = 64, K_BLOCK = 1024, LONG = 16 };  // rows and elements of w at a time; more tiles of tokens get a copy
 
 // Copies count elements from k on of PANEL rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
 static void pack(float *packed, const Tensor *w, size_t first, size_t group, size_t k, size_t count) {
@@ -480,7 +480,7 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
 // memory once, a block of k at a time. Many tokens, and the ends of w, get a copy in which a tile reads on and on.
 static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
     static _Thread_local float *packed;  // not on the stack, which may be as small as this
-    if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 128 KiB (use a smaller -j)");
+    if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 256 KiB (use a smaller -j)");
     size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
     for (size_t panel; next_item(&panel, (w->rows + PANEL - 1) / PANEL);) {
         size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows);
