@@ -51,7 +51,6 @@ __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, con
 }
 #define die(...) fail(1, __VA_ARGS__)          // bad data or failed input and output: what is wrong (what to do)
 #define usage_error(...) fail(2, __VA_ARGS__)  // a wrong command line
-
 // Size arithmetic that cannot wrap.
 static size_t mul(size_t a, size_t b) {
     if (__builtin_mul_overflow(a, b, &a)) die("a size overflows 64 bits: %zu times more (the file is damaged)", b);
@@ -317,10 +316,9 @@ static void check_tables(const Model *m) {
             die("%s: layer %zu has window %d and table %d (export it again)", m->file.path, l, w[l], rope[l]);
         m->layers[l].window = w && w[l] ? (size_t)w[l] : SIZE_MAX / 2, m->layers[l].rope = w ? (size_t)rope[l] : 1;
     }
-    const float *frequency = m->rope_freq->data;
+    const float *f = m->rope_freq->data;
     for (size_t i = 0; i < m->config.n_rope_tables * (m->config.rope_dim / 2); i++)
-        if (!(frequency[i] >= 0 && frequency[i] < INFINITY))
-            die("%s: rope_freq %zu is %g, not 0 or more (export it again)", m->file.path, i, (double)frequency[i]);
+        if (!(f[i] >= 0 && f[i] < INFINITY)) die("%s: rope_freq is %g (export it again)", m->file.path, (double)f[i]);
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
         if (eos[i] < 0 || (size_t)eos[i] >= n)
             die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
@@ -476,14 +474,20 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
     }
 }
 
-// out (T, rows) = x (T, columns) w^T plus bias (rows) if not NULL. Threads share panels of rows; a panel is read from
-// memory once, a block of k at a time. Many tokens, and the ends of w, get a copy in which a tile reads on and on.
-static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bias, size_t T) {
+// Products of one x (T, columns): out (T, rows) = x w^T plus bias (rows) if not NULL. Threads share panels of rows. One
+// is read from memory once, a block of k at a time; many tokens, and w's ends, get a copy where a tile reads on and on.
+typedef struct { float *out; const Tensor *w, *bias; } Product;
+static size_t panels(const Tensor *w) { return (w->rows + PANEL - 1) / PANEL; }
+static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // not on the stack, which may be as small as this
     if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 256 KiB (use a smaller -j)");
-    size_t n = w->columns, size = w->type == F32 ? 4 : 2, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4;
-    for (size_t panel; next_item(&panel, (w->rows + PANEL - 1) / PANEL);) {
-        size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows);
+    size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, n_panels = 0;
+    for (size_t i = 0; i < n_products; i++) n_panels += panels(products[i].w);
+    for (size_t panel; next_item(&panel, n_panels);) {
+        const Product *p = products;
+        while (panel >= panels(p->w)) panel -= panels(p++->w);
+        const Tensor *w = p->w;
+        size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows), size = w->type == F32 ? 4 : 2;
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
             bool copy = n_tiles > LONG || count < LANES || first + PANEL > w->rows;
@@ -492,13 +496,13 @@ static void matmul(float *out, const float *x, const Tensor *w, const Tensor *bi
                 for (size_t r = first, t = T * i / n_tiles; r < last; r += group) {
                     const void *at = (const char *)w->data + (r * n + k) * size;
                     if (copy) at = packed + (r - first) * round_up(count, LANES);
-                    tiles(out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n), at,
-                          copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, round_up(count, LANES),
-                          T * (i + 1) / n_tiles - t);
+                    tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n),
+                          at, copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type,
+                          round_up(count, LANES), T * (i + 1) / n_tiles - t);
                 }
         }
-        for (size_t t = 0; bias && t < T; t++)
-            for (size_t r = first; r < last; r++) out[t * stride(w->rows) + r] += ((const float *)bias->data)[r];
+        for (size_t t = 0; p->bias && t < T; t++)
+            for (size_t r = first; r < last; r++) p->out[t * stride(w->rows) + r] += weight(p->bias, r);
     }
 }
 
@@ -560,7 +564,6 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 // ---- attention ------------------------------------------------------------------------------------------------------
 enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
 typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
-
 // What attends for a tile of queries: weights (rows, KV_BLOCK), sums (rows), the others (rows, head_stride).
 typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
 
@@ -647,8 +650,7 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
 
 // Where in q and attended (T, n_heads * head_dim) the query `head` of token t is.
 static size_t query_at(const Run *r, size_t t, size_t head) {
-    size_t head_dim = r->model->config.head_dim;
-    return t * stride(r->model->config.n_heads * head_dim) + head * head_dim;
+    return t * stride(r->model->config.n_heads * r->model->config.head_dim) + head * r->model->config.head_dim;
 }
 
 // Sine and cosine of x >= 0, in double and without libm, so that they are the same everywhere: x = n pi / 2 + r with
@@ -806,8 +808,7 @@ static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
-    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
-    size_t first = oldest(r, l, 0) / KV_BLOCK;
+    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), first = oldest(r, l, 0) / KV_BLOCK;
     size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
     for (size_t i; next_item(&i, c->n_kv_heads * shares);) {
         size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
@@ -882,16 +883,16 @@ static void forward(Run *r, const int *tokens, size_t T) {
             const Layer *w = &m->layers[l];
             keep_hidden(r, l, r->x, T);
             const float *n = norm_before(r, w->attention_norm, w->attention_norm_bias, T);
-            matmul(r->q, n, w->wq, w->bq, T), matmul(r->k, n, w->wk, w->bk, T), matmul(r->v, n, w->wv, w->bv, T);
+            matmul(n, T, (Product[]){{r->q, w->wq, w->bq}, {r->k, w->wk, w->bk}, {r->v, w->wv, w->bv}}, 3);
             for (size_t t; next_item(&t, T);) place(r, l, t);
             attention(r, l, T);
-            matmul(r->branch, r->attended, w->wo, w->bo, T);
+            matmul(r->attended, T, &(Product){r->branch, w->wo, w->bo}, 1);
             add_branch(r, w->attention_post_norm, w->attention_post_norm_bias, T);
             if (!(c->norm_place & PARALLEL)) n = norm_before(r, w->ffn_norm, w->ffn_norm_bias, T);
-            matmul(r->gate, n, w->w1, w->b1, T), matmul(r->up, n, w->w3, w->b3, T);
+            matmul(n, T, (Product[]){{r->gate, w->w1, w->b1}, {r->up, w->w3, w->b3}}, 2);
             for (size_t t, row = stride(c->hidden_dim); next_item(&t, T);)
                 gated(c->activation, r->gate + t * row, r->up + t * row, c->hidden_dim);
-            matmul(r->branch, r->gate, w->w2, w->b2, T);
+            matmul(r->gate, T, &(Product){r->branch, w->w2, w->b2}, 1);
             add_branch(r, w->ffn_post_norm, w->ffn_post_norm_bias, T);
         }
         keep_hidden(r, c->n_layers, norm_before(r, m->final_norm, m->final_norm_bias, T), T);
@@ -902,10 +903,11 @@ static void forward(Run *r, const int *tokens, size_t T) {
 // Logits (n, vocab_size) of rows first .. first + n of the chunk that forward() has just taken.
 static const float *logits_of(Run *r, size_t first, size_t n) {
     const Config *c = &r->model->config;
+    const Product p = {r->logits, r->model->classifier, r->model->classifier_bias};
     float cap = (float)c->logit_softcap;
     atomic_store(&drawn, 0);
     #pragma omp parallel
-    past = 0, matmul(r->logits, r->normed + first * stride(c->dim), r->model->classifier, r->model->classifier_bias, n);
+    past = 0, matmul(r->normed + first * stride(c->dim), n, &p, 1);
     for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || cap > 0); i++) {
         float logit = (float)((double)r->logits[i] * c->logit_scale);
         r->logits[i] = cap > 0 ? cap * fast_tanh(logit / cap) : logit;
@@ -1061,7 +1063,6 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
 }
 
 static void run_step(Encoder *e, const uint32_t *step, Stretch x);
-
 // STEP_ADDED: tokens of the trie in EDGES become ids, leftmost-longest.
 static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;

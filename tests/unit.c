@@ -197,7 +197,7 @@ static void test_matmul(size_t T, size_t n, size_t rows, bool with_bias, Type ty
     out[T * stride(rows)] = 0.5f;
     atomic_store(&drawn, 0);
     #pragma omp parallel if(n > 1000)
-    past = 0, matmul(out, x, w, bias, T);
+    past = 0, matmul(x, T, &(Product){out, w, bias}, 1);
     double worst = 0;
     bool equal = true, clean = out[T * stride(rows)] == 0.5f;
     for (size_t r = 0; r < rows; r++) {
