@@ -644,7 +644,7 @@ NONE = 0xFFFFFFFF
 REPEAT, GO, SUB, MATCH = range(4)    # instructions of patterns: op, where to (relative), class, two numbers
 AHEAD, NOT_AHEAD, BEHIND, NOT_BEHIND, ATOMIC = (0, 0), (1, 0), (0, 1), (1, 1), (0, 2)  # of SUB
 STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE = range(4)
-FLAGS, CONTROL = dict(lstrip=2, rstrip=4, single_word=8), 16  # of added tokens; CONTROL: plain text if a user writes it
+FLAGS, CONTROL, ALONE = dict(lstrip=2, rstrip=4, single_word=8), 16, 32  # CONTROL: text if a user's; ALONE: in no pair
 SECTIONS = "ids edges map ranges code steps post turns ends data".split()
 REPLACE = 0b100000  # bits of a split step that puts something else in a match's place
 CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
@@ -863,14 +863,16 @@ class Program:
         return [first, len(self.rows["map"])]
 
     def trie(self, words):
-        """A range of EDGES from which the ids of {bytes or text: id} are reached."""
+        """A range of EDGES from which the ids of {text: id} are reached; 0x110000 + a byte that is no character."""
+        unit = lambda c: ord(c) + 0x102400 * ("\udc00" <= c <= "\udfff")  # of "surrogateescape"
+        words = {tuple(map(unit, word)): i for word, i in words.items()}
         prefixes = {word[:k] for word in words for k in range(1, len(word) + 1)}
         rows, below = self.rows["edges"], Counter(prefix[:-1] for prefix in prefixes)
         first, end = len(rows), len(rows) + sum(len(prefix) == 1 for prefix in prefixes)
         root = [first, end]
         for prefix in sorted(prefixes, key=lambda prefix: (len(prefix), prefix)):
             first, end = end, end + below[prefix]
-            rows.append([ord(prefix[-1:]), words.get(prefix, NONE), first, end])
+            rows.append([prefix[-1], words.get(prefix, NONE), first, end])
         return root
 
     def class_of(self, text):
@@ -884,16 +886,20 @@ class Program:
     def step(self, kind, program=0, where=0, bits=0, mapped=(0, 0), edges=(0, 0)):
         self.steps.append([kind, program, where, bits, *mapped, *edges])
 
-    def split(self, pattern, bits, content=""):
-        """A step that cuts the text at a pattern (an expression or a program) or puts `content` in its place."""
-        code, _ = Pattern(self.one, pattern).code if isinstance(pattern, str) else pattern
+    def program(self, *patterns):
+        """The row of CODE from which patterns (expressions or programs) match one after the other."""
+        code, _ = sequence(*(Pattern(self.one, part).code if isinstance(part, str) else part for part in patterns))
         first = len(self.code)
         for k, (op, to, *rest) in enumerate([*code, [MATCH] + [0] * 4], first):
             self.code.append([op, to and to + k, *rest])
-        self.step(STEP_SPLIT, first, 0, bits, self.text(content))
+        return first
+
+    def split(self, pattern, bits, content=""):
+        """A step that cuts the text at a pattern or puts `content` in its place."""
+        self.step(STEP_SPLIT, self.program(pattern), 0, bits, self.text(content))
 
     def prepend(self, content, unless_there=True, first=False):
-        self.split(f"(?!{re.escape(content)})" * unless_there, 0b10100000 if first else 0b1100000, content)
+        self.split(f"(?![ {re.escape(content)}])" * unless_there, 0b10100000 if first else 0b1100000, content)
 
     def add(self, part):
         """Compiles a normalizer or a pre-tokenizer."""
@@ -926,9 +932,9 @@ class Program:
             self.byte_level = True
         elif kind == "Metaspace":
             mark, scheme = part["replacement"], part["prepend_scheme"]
-            self.split(" ", REPLACE, mark)
             if scheme != "never":
                 self.prepend(mark, first=scheme == "first")
+            self.split(" ", REPLACE, mark)
             if part["split"]:
                 self.split(re.escape(mark), cuts("mergedwithnext"))
         else:
@@ -965,7 +971,7 @@ class Program:
             refuse(f"{len(starts)} ranges of character classes, more than 65536")
         self.rows["ranges"] = np.column_stack([starts, sets[starts]])
         self.rows["code"] = self.code or [[MATCH] + [0] * 4]
-        numbers = [2, *header, *(len(self.rows[name]) for name in SECTIONS)]
+        numbers = [3, *header, *(len(self.rows[name]) for name in SECTIONS)]
         parts = [np.asarray(self.rows[name], "u1" if name == "data" else "<u4").tobytes() for name in SECTIONS]
         return struct.pack(f"<8sQ{len(numbers)}I", b"run.t\r\n\x1a", hashed, *numbers) + b"".join(parts)
 
@@ -1355,11 +1361,13 @@ def compile_chat(p, chat, added):
     if lost := [text for text in ids if text in literals and not matched[text]]:
         note(f"{listing(lost)} of the chat template are not found in text (no -m chat: export from a tokenizer.json)")
         return control
-    for text, drop, around, bits in sum(turns.values(), []):
+    for k, (text, drop, (left, right), bits) in enumerate(sum(turns.values(), [])):
+        tag, head = re.escape(text), ""
+        if k % 4 == 3:  # a program that matches all up to </think>
+            head, text = rf"[\s\S]*{tag}" if text else "(?!)", ""
         first, end = p.text(text)
-        end += min(drop, 0)
-        classes = [p.class_of(character_class(characters)) for characters in around]
-        p.rows["turns"].append([first, end, max(first, end - drop), *classes, bits])
+        program = p.program(head, repeat(p.one(character_class(left)), 0, NONE))
+        p.rows["turns"].append([first, end, max(first, end - drop), program, p.class_of(character_class(right)), bits])
     tokens = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or "(?!)")
     after = [parts[k][0] + parts[k + 1][0] for (_, later), parts in turns.items() if later for k in (0, 4)]
     ends = {special.get("eos_token"), *(found[0] for text in after if (found := tokens.search(text)))}
@@ -1375,13 +1383,11 @@ def compile_vocabulary(p, model):
     if lost or unk is not None and unk not in vocab:
         fail(f"the vocabulary lacks {listing(lost or [unk])}, in {len(lost)} merges (export a whole tokenizer)")
     known = [piece for piece in vocab if not p.byte_level or all(c in ALPHABET for c in piece)]
-    words = {byte_level(piece) if p.byte_level else piece: vocab[piece] for piece in known
-             if len(piece) == 1 or model["ignore_merges"]}
-    names = {f"<0x{b:02X}>": b for b in range(256)} if model["byte_fallback"] else {}
-    if p.byte_level:
-        names = ALPHABET if ALPHABET.keys() <= vocab.keys() else {}
-        if model["byte_fallback"] and not names:
-            refuse("byte_fallback together with an incomplete ByteLevel alphabet")
+    words = {byte_level(piece).decode(errors="surrogateescape") if p.byte_level else piece: vocab[piece]
+             for piece in known if model["ignore_merges"] or len(piece) == 1 and not p.byte_level}
+    names = ALPHABET if p.byte_level else {f"<0x{b:02X}>": b for b in range(256)} if model["byte_fallback"] else {}
+    if p.byte_level and model["byte_fallback"] and not ALPHABET.keys() <= vocab.keys():
+        refuse("byte_fallback together with an incomplete ByteLevel alphabet")
     numbers = {b: vocab.get(name, NONE) for name, b in names.items()}
     p.bytes = [numbers.get(b, NONE) for b in range(256)]
     p.step(STEP_MERGE, 0, 0, p.byte_level | model["fuse_unk"] << 1, edges=p.trie(words))
@@ -1431,12 +1437,12 @@ def compile_tokenizer(spec, rows, chat):
         fail(f"ids {before + after} around a text are not all in the vocabulary (export the model's own tokenizer)")
     if not pieces or max(pieces) > 2 * len(pieces) + 100_000:
         refuse(f"{len(pieces)} pieces with ids up to {max(pieces, default=0)}")
-    data, edges = bytearray(), p.rows["edges"]
+    data, edges, paired = bytearray(), p.rows["edges"], {i for left in pairs for i in (left, *pairs[left])}
     for i in range(max(pieces) + 1):
-        first = len(data), len(edges)
+        first, bits = (len(data), len(edges)), flags.get(i, 0) | ALONE * (i not in paired)
         data += to_bytes(pieces[i]) if i in pieces else b""
         edges += [[right, *edge] for right, edge in sorted(pairs.get(i, {}).items())]
-        p.rows["ids"].append([first[0], len(data), flags.get(i, 0), first[1], len(edges)])
+        p.rows["ids"].append([first[0], len(data), bits, first[1], len(edges)])
     p.rows["data"] = np.frombuffer(data, "u1")
     return p.file(fingerprint(spec), len(before), strip, unk, word, space, *p.compose, *p.bytes)
 

@@ -917,7 +917,7 @@ static const float *logits_of(Run *r, size_t first, size_t n) {
 
 // ---- the tokenizer --------------------------------------------------------------------------------------------------
 // Bytes to ids and back. Nothing here knows Unicode or a model: tokenizer.bin holds tables and small programs that
-// export.py makes from the model's tokenizer.json. The file, version 2: the first fields of Tokenizer, its sections.
+// export.py makes from the model's tokenizer.json. The file, version 3: the first fields of Tokenizer, its sections.
 
 #define NONE UINT32_MAX  // in place of an id
 #define AS(type, buffer) ((type *)(void *)(buffer).data)
@@ -925,21 +925,22 @@ enum { IDS, EDGES, MAP, RANGES, CODE, STEPS, POST, TURNS, ENDS, DATA, N_SECTIONS
 enum { ID = 5, EDGE = 4, RANGE = 4, OP = 5, STEP = 8, PART = 6 };  // columns of IDS; of EDGES and MAP; ...
 enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
-enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16 };  // of an id (hidden), of an added token
+enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };
 
 // Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
 // those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
 static const char *const columns[N_SECTIONS] = {
-    [IDS] = ".d..e",       // the bytes that an id decodes to; flags; range of pairs that it is the left one of
-    [EDGES] = ".n.e",      // key, id, range of edges that go on from here: tries over code points (or bytes). Ranges
-                           // ascend by their keys. A pair's: right id, merged id, rank (the lowest merges first), 0
+    [IDS] = ".d..e",       // the bytes that an id decodes to; flags: SPECIAL hidden, ALONE in no pair, at RESTART
+                           // decoding begins anew, others of an added token; range of pairs that it is the left one of
+    [EDGES] = ".n.e",      // key, id, range of edges that go on from here: tries over code points. A pair's: right id,
+                           // merged id, rank (the lowest merges first), 0. In a range keys ascend, as in one of MAP
     [MAP] = ".u.m",        // key, code point, range of MAP: texts; texts that keys become; what two keys compose to
     [RANGES] = "u...",     // of code points from this one, first 0, to the next row's: the set of their classes, bits
                            // 0-31 and 32-63, and their canonical combining class
     [CODE] = "opk..",      // op, row to go to, class, two numbers: the programs of patterns, see match()
     [STEPS] = "spk..m.e",  // kind, program, class, bits, ranges of MAP and EDGES: what is done to every text, in turn
     [POST] = "i",          // ids around every text: n_before in front, the others at the end
-    [TURNS] = ".mmkk.",    // the chat format, see render()
+    [TURNS] = ".mmpk.",    // the chat format, see render()
     [ENDS] = "i",          // ids that end a reply
     [DATA] = "",           // bytes
 };
@@ -957,19 +958,20 @@ typedef struct {
     const unsigned char *data;               // DATA
     size_t n_ids;
     uint16_t *range;                         // (0x110100) row of RANGES of each code point
-    bool strip_after_bos;                    // as llama2.c does
+    uint32_t *symbol;                        // (0x110100) 1 + id of the symbol that it is when merging begins, 0: none
 } Tokenizer;
 
-// A code point, or 0x110000 + a byte that begins no character; its combining class; of a chat's content: no CONTROL.
-typedef struct { uint32_t c; uint16_t class; bool content; } Char;
-typedef struct { const Char *s; size_t size; bool leads; } Stretch;  // of a text; leads: starts where the text does
+// A code point, or 0x110000 + a byte that begins no character; content: of a chat, where CONTROL tokens are plain text.
+typedef struct { uint32_t c : 31, content : 1; } Char;
+typedef struct { const Char *s; size_t size; } Stretch;  // of a text, or what became of it
 typedef struct { uint32_t pc; size_t least, i; } Choice;  // on at pc from character i, then each before to least
-typedef struct { uint32_t id, before, next, merged; } Symbol;  // neighbours, and what it makes with the next; or NONE
+typedef struct { uint32_t id, span, merged; } Symbol;  // made of `span` symbols; what it makes with the next, or NONE
 typedef struct {
     const Tokenizer *t;
-    uint64_t budget;  // steps of patterns and characters that may still be spent on the text
+    const Char *text;
+    uint64_t budget;  // steps of patterns and characters that may still be spent: 10,000,000 and 2,000 a character
     int depth;
-    Buffer choices, units, symbols, ranks, ids;
+    Buffer choices, symbols, ranks, ids;
 } Encoder;
 
 // How many bytes a character has that begins with this one; 0: none does.
@@ -977,18 +979,7 @@ static size_t utf8_length(unsigned char c) {
     return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
 }
 
-// The first code point of s[0, n), or 0x110000 + s[0], and its length.
-static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    size_t length = utf8_length(s[0]);
-    uint32_t value = length > 1 ? s[0] & (0x7Fu >> length) : s[0];
-    bool valid = length && length <= n;
-    for (size_t k = 1; valid && k < length; k++) valid = (s[k] & 0xC0) == 0x80, value = value << 6 | (s[k] & 0x3F);
-    valid = valid && value >= least[length] && value < 0x110000 && (value < 0xD800 || value > 0xDFFF);
-    *c = valid ? value : 0x110000u + s[0];
-    return valid ? length : 1;
-}
-
+// The bytes of a character, or the one above 0x110000. Their number.
 static size_t utf8_encode(uint32_t c, unsigned char *s) {
     size_t n = c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     s[0] = (unsigned char)c;
@@ -996,38 +987,51 @@ static size_t utf8_encode(uint32_t c, unsigned char *s) {
     return n;
 }
 
-static void append_utf8(Buffer *b, const unsigned char *s, size_t n, bool content) {
-    Char new = {.content = content};
-    for (size_t i = 0; i < n; append(b, &new, sizeof new)) i += utf8_decode(s + i, n - i, &new.c);
+// The first code point of s[0, n), or 0x110000 + s[0], and its length.
+static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
+    size_t length = utf8_length(s[0]), k = 1;
+    for (*c = length > 1 ? s[0] & (0x7Fu >> length) : s[0]; k < length && k < n && (s[k] & 0xC0) == 0x80; k++)
+        *c = *c << 6 | (s[k] & 0x3F);
+    if (k == length && (*c < 0xD800 || *c > 0xDFFF) && utf8_encode(*c, (unsigned char[4]){0}) == length) return length;
+    return *c = 0x110000u + s[0], 1;
 }
 
-// Appends the code points of rows [from, to) of MAP.
-static void append_mapped(const Tokenizer *t, Buffer *b, size_t from, size_t to, bool content) {
-    for (; from < to; from++) append(b, &(Char){t->at[MAP][EDGE * from + 1], 0, content}, sizeof(Char));
+// Appends the characters of a text in UTF-8. Dies at a byte that begins none and has no token.
+static void append_utf8(const Tokenizer *t, Buffer *b, Buffer text, bool content) {
+    uint32_t c;
+    for (size_t i = 0; i < text.size; append(b, &(Char){c & 0x1FFFFF, content}, sizeof(Char))) {
+        i += utf8_decode(text.data + i, text.size - i, &c);
+        if (c >= 0x110000 && t->bytes[c & 0xFF] == NONE)
+            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend it)", i - 1, c & 0xFF, t->path);
+    }
 }
-static Stretch all_of(Buffer b, bool leads) { return (Stretch){AS(Char, b), b.size / sizeof(Char), leads}; }
+
+static Stretch all_of(Buffer b) { return (Stretch){AS(Char, b), b.size / sizeof(Char)}; }
 
 // The row with this key in a range of EDGES or MAP, or NULL.
 static const uint32_t *find(const Tokenizer *t, int section, const uint32_t *range, uint32_t key) {
-    for (size_t from = range[0], to = range[1]; from < to;) {
-        size_t middle = (from + to) / 2;
-        const uint32_t *row = t->at[section] + EDGE * middle;
-        if (row[0] == key) return row;
-        if (row[0] < key) from = middle + 1;
-        else to = middle;
-    }
-    return NULL;
+    const uint32_t *row = t->at[section] + EDGE * (size_t)range[0];
+    size_t n = range[0] < range[1] ? range[1] - range[0] : 0;
+    for (size_t half; n > 1; n -= half) half = n / 2, row += row[EDGE * half] <= key ? EDGE * half : 0;
+    return n && row[0] == key ? row : NULL;
 }
-static uint32_t flags_of(const Tokenizer *t, uint32_t id) { return t->at[IDS][ID * (size_t)id + 2]; }
+static const uint32_t *row_of(const Tokenizer *t, uint32_t id) { return t->at[IDS] + ID * (size_t)id; }
 
-// Whether the stretch has an i-th character (none is before the first), and it is of class k.
+// A character's classes and combining class. Whether x has an i-th character (none before the first), of class k.
+static const uint32_t *classes(const Tokenizer *t, Char x) { return t->at[RANGES] + RANGE * (size_t)t->range[x.c] + 1; }
 static bool of_class(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
-    return i < x->size && t->at[RANGES][RANGE * (size_t)t->range[x->s[i].c] + 1 + k / 32] >> k % 32 & 1;
+    return i < x->size && classes(t, x->s[i])[k / 32] >> k % 32 & 1;
 }
 
 static void spend(Encoder *e, size_t n) {
     if (e->budget < n) die("tokenizer %s takes too long on this text (split the text)", e->t->path);
     e->budget -= n;
+}
+
+// Appends the code points of rows [from, to) of MAP.
+static void append_mapped(Encoder *e, Buffer *b, size_t from, size_t to, bool content) {
+    for (; from < to; from++, spend(e, 1))
+        append(b, &(Char){e->t->at[MAP][EDGE * from + 1] & 0x1FFFFF, content}, sizeof(Char));
 }
 
 // Patterns: runs the program at pc from character i on, backtracking. Where the match ends, or SIZE_MAX.
@@ -1058,8 +1062,7 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
         pc = next->pc, i = next->i;
         if (next->i-- == next->least) e->choices.size -= sizeof *next;
     }
-    e->choices.size = base, e->depth--;
-    return i;
+    return e->choices.size = base, e->depth--, i;
 }
 
 static void run_step(Encoder *e, const uint32_t *step, Stretch x);
@@ -1072,15 +1075,14 @@ static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
         end = i + 1;
         for (size_t j = i; j < x->size && (edge = find(t, EDGES, range, x->s[j].c)); range = edge + 2) {
             content |= x->s[j++].content, spend(e, 1);
-            if (edge[1] != NONE && !(content && flags_of(t, edge[1]) & CONTROL)) token = edge + 1, end = j;
+            if (edge[1] != NONE && !(content && row_of(t, edge[1])[2] & CONTROL)) token = edge + 1, end = j;
         }
-        uint32_t flags = token ? flags_of(t, *token) : 0, word = t->word_class, space = t->space_class;
+        uint32_t flags = token ? row_of(t, *token)[2] : 0, word = t->word_class, space = t->space_class;
         if (flags & SINGLE_WORD && (of_class(t, x, i - 1, word) || of_class(t, x, end, word))) continue;
         size_t start = flags & LSTRIP && i < done ? done : i, stop = end;
         while (flags & LSTRIP && start > done && of_class(t, x, start - 1, space)) start--;
         while (flags & RSTRIP && of_class(t, x, stop, space)) stop++;
-        Stretch before = {x->s + done, start - done, x->leads && !done};
-        if ((token || i == x->size) && done < start) run_step(e, step + STEP, before);
+        if ((token || i == x->size) && done < start) run_step(e, step + STEP, (Stretch){x->s + done, start - done});
         if (token && start < stop) append(&e->ids, token, sizeof *token);  // not in spaces that the one before took
         if (token) done = stop;
     }
@@ -1089,10 +1091,10 @@ static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
 // STEP_SPLIT: matches of the program (kind 1; an empty one does not touch the one before) and what lies between (kind
 // 0). A new piece begins where bit 2 x (kind before) + kind is set; a kind with bit 4 + kind becomes the text in MAP.
 // Bit 6: a match can only be at the start, bit 7: of the whole text.
-static void split_pattern(Encoder *e, const uint32_t *step, const Stretch *x) {
+static void split(Encoder *e, const uint32_t *step, const Stretch *x) {
     Buffer piece = {0};
-    bool leads = x->leads, more = true;
-    size_t tries = !(step[3] & 0xC0) ? x->size + 1 : leads || !(step[3] & 0x80);
+    bool more = true;
+    size_t tries = !(step[3] & 0xC0) ? x->size + 1 : step[3] & 0x40 || x->s == e->text;
     for (size_t end = 0, kind, last = 2; more;) {
         size_t stop = SIZE_MAX, i = end;
         while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == end && last < 2))) i++;
@@ -1100,17 +1102,14 @@ static void split_pattern(Encoder *e, const uint32_t *step, const Stretch *x) {
         const size_t part[] = {end, more ? i : x->size, more ? stop : x->size};
         for (kind = part[0] == part[1]; kind < 1u + more; last = kind++) {
             bool content = false;
-            if (last < 2 && step[3] >> (2 * last + kind) & 1)
-                run_step(e, step + STEP, all_of(piece, leads)), piece.size = 0, leads = false;
+            if (last < 2 && step[3] >> (2 * last + kind) & 1) run_step(e, step + STEP, all_of(piece)), piece.size = 0;
             for (i = part[kind]; i < part[kind + 1]; i++) content |= x->s[i].content;
-            bool replaced = step[3] >> (4 + kind) & 1;
-            spend(e, replaced ? step[5] - step[4] : 0);
-            if (replaced) append_mapped(e->t, &piece, step[4], step[5], content);
+            if (step[3] >> (4 + kind) & 1) append_mapped(e, &piece, step[4], step[5], content);
             else append(&piece, x->s + part[kind], (part[kind + 1] - part[kind]) * sizeof *x->s);
         }
         end = part[2];
     }
-    run_step(e, step + STEP, all_of(piece, leads)), free(piece.data);
+    run_step(e, step + STEP, all_of(piece)), free(piece.data);
 }
 
 // STEP_NORMALIZE: keys in MAP become their texts; bit 0: then marks are ordered by their classes; bit 1: and each joins
@@ -1119,130 +1118,117 @@ static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
     const uint32_t *row;
     Buffer out = {0};
-    Char new;
-    size_t i = 0, n = 0, k, starter = SIZE_MAX;
+    Char swapped;
+    size_t i = 0, n = 0, starter = SIZE_MAX;
     while (i < x->size && !of_class(t, x, i, step[2])) i++;
-    bool as_is = i == x->size;
-    for (i = as_is ? i : 0; i < x->size; i++)
-        if ((row = find(t, MAP, step + 4, x->s[i].c))) append_mapped(t, &out, row[2], row[3], x->s[i].content);
+    for (i = i < x->size ? 0 : i; i < x->size; i++)
+        if ((row = find(t, MAP, step + 4, x->s[i].c))) append_mapped(e, &out, row[2], row[3], x->s[i].content);
         else append(&out, x->s + i, sizeof *x->s);
     Char *m = AS(Char, out);
-    for (i = 0; i < out.size / sizeof *m && step[3] & 1; m[k] = new, i++, spend(e, 1)) {
-        new = m[k = i], new.class = (uint16_t)t->at[RANGES][RANGE * (size_t)t->range[new.c] + 3];
-        for (; new.class && k && m[k - 1].class > new.class; k--, spend(e, 1)) m[k] = m[k - 1];
-    }
+    for (i = 0; i < out.size / sizeof *m && step[3] & 1; i++, spend(e, 1))
+        for (size_t k = i; k && classes(t, m[k])[2] && classes(t, m[k - 1])[2] > classes(t, m[k])[2]; k--, spend(e, 1))
+            swapped = m[k], m[k] = m[k - 1], m[k - 1] = swapped;
     for (i = 0; i < out.size / sizeof *m && step[3] & 2; i++) {
-        bool open = starter < n && (starter == n - 1 || m[n - 1].class < m[i].class);
+        bool open = starter < n && (starter == n - 1 || classes(t, m[n - 1])[2] < classes(t, m[i])[2]);
         row = open ? find(t, MAP, t->compose, m[starter].c) : NULL;
         if (row) row = find(t, MAP, row + 2, m[i].c);
-        if (row) m[starter].c = row[1], m[starter].content |= m[i].content;
-        else starter = m[i].class ? starter : n, m[n++] = m[i];
+        if (row) m[starter] = (Char){row[1] & 0x1FFFFF, m[starter].content | m[i].content};
+        else starter = classes(t, m[i])[2] ? starter : n, m[n++] = m[i];
     }
     if (step[3] & 2) out.size = n * sizeof *m;
-    run_step(e, step + STEP, as_is ? *x : all_of(out, x->leads)), free(out.data);
+    run_step(e, step + STEP, out.size ? all_of(out) : *x), free(out.data);
 }
 
-static void push_symbol(Encoder *e, uint32_t id) {
-    uint32_t i = (uint32_t)(e->symbols.size / sizeof(Symbol));
-    append(&e->symbols, &(Symbol){id, i - 1, NONE, NONE}, sizeof(Symbol));
-    append(&e->ranks, (uint64_t[]){UINT64_MAX, UINT64_MAX}, 2 * sizeof(uint64_t));
-    if (i) AS(Symbol, e->symbols)[i - 1].next = i;
-}
-
-// Merging begins with these. A character without a symbol becomes its byte tokens, else unk, else nothing.
-static void push_symbols(Encoder *e, const uint32_t *step, Stretch x) {
-    const uint32_t *bytes = e->t->bytes, unk = e->t->unk;
-    bool due = false;  // an unk; byte tokens overtake it, as in `tokenizers`
-    unsigned char s[4];
-    for (size_t i = 0; i < x.size; i++) {
-        const uint32_t *edge = find(e->t, EDGES, step + 6, x.s[i].c);
-        bool known = edge && edge[1] != NONE, as_bytes = !known;
-        size_t n = utf8_encode(x.s[i].c, s);
-        for (size_t k = 0; k < n; k++) as_bytes = as_bytes && bytes[s[k]] != NONE;
-        for (size_t k = 0; k < n && as_bytes; k++) push_symbol(e, bytes[s[k]]);
-        if (as_bytes) continue;
-        if (due && (known || !(step[3] & 2))) push_symbol(e, unk);
-        if (known) push_symbol(e, edge[1]);
-        due = !known && unk != NONE;
-    }
-    if (due) push_symbol(e, unk);
-}
-
-// Finds what symbol i of n makes with the next one. ranks is a tree of minima: rank and position of symbol i at n + i,
-// the lower one of 2 k and 2 k + 1 at k, so that the next merge of all is at 1.
-static void rank_pair(Encoder *e, size_t n, uint32_t i) {
-    Symbol *x = AS(Symbol, e->symbols), *s = x + i;
-    uint64_t *ranks = AS(uint64_t, e->ranks), low;
-    const uint32_t *left = s->id != NONE && s->next != NONE ? e->t->at[IDS] + ID * (size_t)s->id : NULL;
-    const uint32_t *pair = left ? find(e->t, EDGES, left + 3, x[s->next].id) : NULL;
+// What symbol i of n makes with the next one: its rank and, in the lower bits, i; UINT64_MAX: nothing.
+static uint64_t pair_at(Encoder *e, size_t n, size_t i) {
+    Symbol *s = AS(Symbol, e->symbols) + i;
+    const uint32_t *pair = i + s->span < n ? find(e->t, EDGES, row_of(e->t, s->id) + 3, s[s->span].id) : NULL;
     s->merged = pair ? pair[1] : NONE;
-    ranks[n + i] = pair ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
-    for (size_t k = n + i; k > 1 && ranks[k / 2] != (low = ranks[k] < ranks[k ^ 1] ? ranks[k] : ranks[k ^ 1]); k /= 2)
-        ranks[k / 2] = low;
+    return pair ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
 }
 
-// STEP_MERGE: byte-pair encoding of one piece, unless the trie has it as a whole: the neighbours of lowest rank merge
-// first, the leftmost of these. O(n log n). Bit 0: of bytes, not code points; bit 1: unks next to each other are one.
-static void merge_piece(Encoder *e, const uint32_t *step, const Stretch *piece) {
-    const uint32_t *range = step + 6, *edge = NULL;
-    unsigned char s[4];
-    e->units.size = e->symbols.size = e->ranks.size = 0;
-    for (size_t i = 0, n, k; i < piece->size && step[3] & 1; i++)
-        for (n = utf8_encode(piece->s[i].c, s), k = 0; k < n; k++) append(&e->units, &(Char){.c = s[k]}, sizeof(Char));
-    const Stretch x = step[3] & 1 ? all_of(e->units, false) : *piece;
-    for (size_t i = 0; i < x.size && (edge = find(e->t, EDGES, range, x.s[i].c)); i++) range = edge + 2;
-    if (edge && edge[1] != NONE) push_symbol(e, edge[1]);
-    else push_symbols(e, step, x);
+// Sets number k of a tree of minima: of numbers 2 k and 2 k + 1 the lower one is at k, so that the lowest is at 1.
+static void set_minimum(uint64_t *tree, size_t k, uint64_t value) {
+    for (tree[k] = value; k > 1 && tree[k / 2] != (value = tree[k] < tree[k ^ 1] ? tree[k] : tree[k ^ 1]); k /= 2)
+        tree[k / 2] = value;
+}
+
+// Byte-pair encoding of the symbols so far: the neighbours of lowest rank merge first, the leftmost of these, in
+// O(n log n). Number n + i of the tree is of symbol i, which has its span at its first and at its last place.
+static void merge_symbols(Encoder *e) {
     size_t n = e->symbols.size / sizeof(Symbol);
     Symbol *m = AS(Symbol, e->symbols);
-    for (uint32_t i = 0; i < n; i++) rank_pair(e, n, i);
-    for (uint64_t first; n && (first = AS(uint64_t, e->ranks)[1]) != UINT64_MAX;) {
-        uint32_t i = (uint32_t)first, next = m[i].next;
-        m[i].id = m[i].merged, m[i].next = m[next].next, m[next].id = NONE;
-        if (m[i].next != NONE) m[m[i].next].before = i;
-        if (m[i].before != NONE) rank_pair(e, n, m[i].before);
-        rank_pair(e, n, i), rank_pair(e, n, next);
+    uint64_t *tree = AS(uint64_t, e->ranks);
+    for (size_t i = 0; i < n; i++) set_minimum(tree, n + i, pair_at(e, n, i));
+    while (n && tree[1] != UINT64_MAX) {
+        uint32_t i = (uint32_t)tree[1], next = i + m[i].span, span = m[i].span + m[next].span;
+        m[i].id = m[i].merged, m[i].span = m[i + span - 1].span = span;
+        set_minimum(tree, n + next, UINT64_MAX), set_minimum(tree, n + i, pair_at(e, n, i));
+        if (i) set_minimum(tree, n + i - m[i - 1].span, pair_at(e, n, i - m[i - 1].span));
     }
-    for (size_t i = 0; i < n; i++)
-        if (m[i].id != NONE) append(&e->ids, &m[i].id, sizeof m[i].id);
+    for (size_t i = 0; i < n; i += m[i].span) append(&e->ids, &m[i].id, sizeof m[i].id);
+    e->symbols.size = e->ranks.size = 0;
+}
+
+// One more symbol. What is before an id that is in no pair merges by itself.
+static void push_symbol(Encoder *e, uint32_t id) {
+    static const uint64_t none[2] = {UINT64_MAX, UINT64_MAX};
+    if (row_of(e->t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
+    else append(&e->symbols, &(Symbol){id, 1, NONE}, sizeof(Symbol)), append(&e->ranks, none, sizeof none);
+}
+
+// STEP_MERGE: a piece that the trie in EDGES has as a whole is one id, others begin as their characters' symbols, or
+// byte tokens, or unk, or nothing. Bit 0: as bytes; bit 1: unks next to each other are one.
+static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
+    const Tokenizer *t = e->t;
+    const uint32_t *range = step + 6, *edge = NULL;
+    bool bytes = step[3] & 1, fuse = step[3] & 2, due = false;  // an unk, which byte tokens overtake in `tokenizers`
+    unsigned char s[4];
+    for (size_t i = 0; i < x->size && (edge = find(t, EDGES, range, x->s[i].c)); i++) range = edge + 2;
+    bool whole = edge && edge[1] != NONE;
+    if (whole) append(&e->ids, edge + 1, sizeof *edge);
+    for (size_t i = 0, n, k; i < x->size && !whole; i++) {
+        uint32_t symbol = t->symbol[x->s[i].c], id;
+        bool spelled = !symbol;
+        for (n = symbol ? 1 : utf8_encode(x->s[i].c, s), k = 0; k < n && !bytes; k++)
+            spelled = spelled && t->bytes[s[k]] != NONE;
+        for (k = 0; k < (spelled ? n : 1); k++) {
+            id = spelled ? t->bytes[s[k]] : symbol - 1;
+            if (due && (bytes || !spelled) && (id != NONE || !fuse)) push_symbol(e, t->unk), due = false;
+            if (id != NONE) push_symbol(e, id);
+            else due = t->unk != NONE;
+        }
+    }
+    if (due) push_symbol(e, t->unk);
+    merge_symbols(e);
 }
 
 // Takes a stretch of the text through this step and those after it.
 static void run_step(Encoder *e, const uint32_t *step, Stretch x) {
-    static void (*const kinds[])(Encoder *, const uint32_t *, const Stretch *) = {split_added, split_pattern, normalize,
-                                                                                  merge_piece};
+    static void (*const kinds[])(Encoder *, const uint32_t *, const Stretch *) = {split_added, split, normalize, bpe};
     spend(e, x.size < NONE / 8 ? x.size : SIZE_MAX);
     if (x.size) kinds[step[0]](e, step, &x);
 }
 
 // The ids, to be freed, of a text of Char, which is freed; if it is alone, with those that belong around a text.
 static int *encode(const Tokenizer *t, Buffer text, bool alone, size_t *n) {
-    const Stretch x = all_of(text, true);
-    Encoder e = {.t = t, .budget = 10000000 + 2000 * (uint64_t)x.size};
-    unsigned char s[4];
-    for (size_t i = 0, at = 0; i < x.size; at += utf8_encode(x.s[i++].c, s))
-        if (x.s[i].c >= 0x110000 && t->bytes[x.s[i].c & 0xFF] == NONE)
-            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend it)", at, x.s[i].c & 0xFF, t->path);
+    Encoder e = {.t = t, .text = AS(Char, text), .budget = 10000000 + 2000 * (text.size / sizeof(Char))};
     if (alone) append(&e.ids, t->at[POST], t->n_before * sizeof(uint32_t));
-    run_step(&e, t->at[STEPS], x);
+    run_step(&e, t->at[STEPS], all_of(text));
     if (alone) append(&e.ids, t->at[POST] + t->n_before, (t->n[POST] - t->n_before) * sizeof(uint32_t));
-    free(text.data), free(e.choices.data), free(e.units.data), free(e.symbols.data), free(e.ranks.data);
-    *n = e.ids.size / sizeof(int);
-    return AS(int, e.ids);
+    free(text.data), free(e.choices.data), free(e.symbols.data), free(e.ranks.data);
+    return *n = e.ids.size / sizeof(int), AS(int, e.ids);
 }
 
 // Begins as {0}. held: the first bytes of a character whose others are yet to come; stripped: spaces; NONE: no more.
 typedef struct { unsigned char held[4]; uint32_t n_held, stripped; } Decoder;
 
-static void decode_end(Decoder *d, Buffer *out) {
-    append(out, d->held, d->n_held);
-    d->n_held = 0;
-}
+static void decode_end(Decoder *d, Buffer *out) { append(out, d->held, d->n_held), d->n_held = 0; }
 
 // Appends what an id adds to the text; of a character that is not complete, nothing yet.
 static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Buffer *out) {
     if (id < 0 || (size_t)id >= t->n_ids) return;
-    const uint32_t *row = t->at[IDS] + ID * (size_t)id;
+    const uint32_t *row = row_of(t, (uint32_t)id);
     for (uint32_t i = row[0]; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
         bool drop = t->data[i] == ' ' && d->stripped < t->strip;
         d->stripped = (t->strip == NONE ? i + 1 == row[1] : !drop) ? NONE : d->stripped + drop;
@@ -1251,28 +1237,32 @@ static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Bu
         d->held[d->n_held++] = t->data[i];
         if (d->n_held >= utf8_length(d->held[0])) decode_end(d, out);
     }
-    if (t->strip_after_bos && id == 1) decode_end(d, out), *d = (Decoder){0};
+    if (row[2] & RESTART) decode_end(d, out), *d = (Decoder){0};
 }
 
 static void sound(const Tokenizer *t, bool good, const char *what) {
     if (!good) die("tokenizer %s has a bad %s (it is damaged or of another version: export it again)", t->path, what);
 }
 
-// Checks the numbers in n rows of these columns.
+// Checks the numbers in n rows of these columns, and that ranges of EDGES follow each other and have keys that ascend.
 static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at, size_t n) {
     static const char known[] = ".inukposdem";
     const size_t limits[] = {SIZE_MAX, t->n_ids, t->n_ids + 1, 0x110100, 64, t->n[CODE], N_OPS, N_STEPS,
                              t->n[DATA] + 1ul, t->n[EDGES] + 1ul, t->n[MAP] + 1ul};
+    const uint32_t *edges = t->at[EDGES];
     for (size_t c = 0, width = strlen(kinds); c < width; c++)
-        for (size_t i = c, limit = limits[strchr(known, kinds[c]) - known]; i < n * width; i += width)
+        for (size_t i = c, done = 0, limit = limits[strchr(known, kinds[c]) - known]; i < n * width; i += width) {
             sound(t, at[i] + (kinds[c] == 'n') < limit, "number in a section");  // NONE + 1 is 0
+            for (size_t k = at[i - (kinds[c] == 'e')], begin = k; k < at[i]; done = ++k)
+                sound(t, k >= done && (k == begin || edges[EDGE * k - EDGE] < edges[EDGE * k]), "order of keys");
+        }
 }
 
 // Points `at` into the file and checks every number in it.
 static void load_sections(Tokenizer *t, File f) {
     size_t at = offsetof(Tokenizer, path), size;
     memcpy(t, f.data, at);
-    sound(t, t->version == 2, "version");
+    sound(t, t->version == 3, "version");
     for (int k = 0; k < N_SECTIONS; k++, at += size) {
         t->at[k] = (const void *)(f.data + at), size = t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k]));
         sound(t, size <= f.size - at, "size");
@@ -1286,128 +1276,115 @@ static void load_sections(Tokenizer *t, File f) {
     sound(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
 }
 
-typedef struct { uint64_t key; uint32_t at, n, id, rank; } Piece;  // of llama2.c's file, or a pair of them
+typedef struct { const unsigned char *s; uint32_t n, id, rank; } Piece;  // of llama2.c's file
+
+static int compare_pieces(const void *a, const void *b) {
+    const Piece *x = a, *y = b;
+    int order = memcmp(x->s, y->s, min_size(x->n, y->n));
+    return order ? order : (x->n > y->n) - (x->n < y->n);
+}
 
 static int compare_keys(const void *a, const void *b) {
-    const Piece *x = a, *y = b;
-    return (x->key > y->key) - (x->key < y->key);
+    const uint32_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
 }
 
-static uint64_t fnv1a(const unsigned char *s, size_t n) {
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < n; i++) hash = (hash ^ s[i]) * 1099511628211u;
-    return hash;
-}
-
-static const Piece *find_piece(Buffer pieces, const unsigned char *s, size_t n) {
-    return bsearch(&(Piece){.key = fnv1a(s, n)}, pieces.data, pieces.size / sizeof(Piece), sizeof(Piece), compare_keys);
-}
-
-// Reads llama2.c's tokenizer.bin: uint32 longest piece, then for each id float32 score, int32 length, bytes. Ids 0 to 2
-// are unk, BOS and EOS, the next 256 the bytes, a space goes in front of a text, and any two pieces merge that make a
-// third one, the best score first.
+// Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, int32 length, bytes. Ids 0 to 2 are
+// unk, BOS and EOS, the next 256 the bytes; a space goes in front of a text; any two pieces that make a third one
+// merge, the best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
-    Buffer to[N_SECTIONS] = {0}, pieces = {0}, pairs = {0};
-    uint32_t size = (uint32_t)f.size, longest, n, n_ids = 0, rank, c;
+    static const uint32_t code[OP] = {OP_MATCH}, space[EDGE] = {0, ' '}, ranges[RANGE] = {0}, bos = 1;
+    static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};
+    Buffer data = {0}, ids = {0}, edges = {0}, pieces = {0};
+    uint32_t size = (uint32_t)f.size, longest, n, rank, c;
     float score;
     sound(t, f.size < NONE / 2, "size, if it is a tokenizer");
-    append(&to[DATA], f.data, f.size);
-    for (uint32_t b = 0; b < 256; b++) append(&to[DATA], &b, 1), t->bytes[b] = b + 3;
-    t->data = to[DATA].data, memcpy(&longest, t->data, 4);
-    for (uint32_t at = 4; at < size; at += n, n_ids++) {
+    append(&data, f.data, f.size), append(&edges, space, sizeof space);  // one more row, so that there is one
+    for (uint32_t b = 0; b < 256; b++) append(&data, &b, 1), t->bytes[b] = b + 3;
+    t->data = data.data, memcpy(&longest, t->data, 4);
+    sound(t, longest <= 512, "longest piece, if it is a tokenizer");
+    for (uint32_t at = 4, id = 0; at < size; at += n, t->n_ids = ++id) {
         memcpy(&score, t->data + at, 4), memcpy(&n, t->data + at + 4, 4), at += 8;
-        bool good = longest <= 512 && at <= size && n <= longest && n <= size - at && score == score;
-        sound(t, good, "piece, if it is a tokenizer");
+        sound(t, at <= size && n <= longest && n <= size - at && score == score, "piece, if it is a tokenizer");
         score = 0.0f - score, memcpy(&rank, &score, 4);
         rank = rank >> 31 ? ~rank : rank | 1u << 31;  // falls as the score rises
-        append(&pieces, &(Piece){fnv1a(t->data + at, n), at, n, n_ids, rank}, sizeof(Piece));
-        uint32_t byte = n_ids - 3, flags = n_ids == 1 || n_ids == 2 ? SPECIAL : 0;
-        uint32_t from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
-        append(&to[IDS], (uint32_t[ID]){from, end, flags}, 4 * ID);
+        append(&pieces, &(Piece){t->data + at, n, id, rank}, sizeof(Piece));
+        uint32_t byte = id - 3, from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
+        uint32_t flags = ALONE | (id == 1 ? SPECIAL | RESTART : id == 2 ? SPECIAL : 0);
+        append(&ids, (uint32_t[ID]){from, end, flags}, 4 * ID);
     }
-    sound(t, n_ids >= 259, "number of pieces, if it is a tokenizer");
-    append(&to[IDS], (uint32_t[ID]){0}, 4 * ID);  // one more, whose range will be that of the symbols
-    qsort(pieces.data, n_ids, sizeof(Piece), compare_keys);
-    for (const Piece *p = AS(Piece, pieces), *end = p + n_ids, *left, *right; p < end; p++) {
-        const unsigned char *s = t->data + p->at;
-        if (!p->n || find_piece(pieces, s, p->n) != p) continue;  // the same piece again
-        Piece pair = {.key = (uint64_t)n_ids << 32, .id = p->id, .rank = p->rank};
-        if (utf8_decode(s, p->n, &c) == p->n) pair.key |= c, append(&pairs, &pair, sizeof pair);
-        for (uint32_t k = 1; k < p->n; k++) {
-            if (!(left = find_piece(pieces, s, k)) || !(right = find_piece(pieces, s + k, p->n - k))) continue;
-            pair.key = (uint64_t)left->id << 32 | right->id, append(&pairs, &pair, sizeof pair);
+    sound(t, t->n_ids >= 259, "number of pieces, if it is a tokenizer");
+    Piece *first = AS(Piece, pieces), *last = first;
+    qsort(first, t->n_ids, sizeof *first, compare_pieces);
+    for (Piece *p = first; p < first + t->n_ids; p++) if (compare_pieces(last, p)) *++last = *p;  // each once
+    for (const Piece *p = first, *right; p <= last; p++) {
+        uint32_t *left = AS(uint32_t, ids) + ID * (size_t)p->id;
+        if (utf8_decode(p->s, p->n, &c) == p->n) t->symbol[c] = p->id + 1;
+        left[3] = left[4] = (uint32_t)(edges.size / (4 * EDGE));
+        for (const Piece *q = p + 1; p->n && q <= last && q->n > p->n && !memcmp(q->s, p->s, p->n); q++) {
+            Piece rest = {.s = q->s + p->n, .n = q->n - p->n};
+            if (!(right = bsearch(&rest, first, (size_t)(last - first) + 1, sizeof rest, compare_pieces))) continue;
+            append(&edges, (uint32_t[EDGE]){right->id, q->id, q->rank}, 4 * EDGE), left[4]++;
+            left[2] &= ~0u ^ ALONE, AS(uint32_t, ids)[ID * (size_t)right->id + 2] &= ~0u ^ ALONE;
         }
+        qsort(AS(uint32_t, edges) + EDGE * (size_t)left[3], left[4] - left[3], 4 * EDGE, compare_keys);
     }
-    if (pairs.size) qsort(pairs.data, pairs.size / sizeof(Piece), sizeof(Piece), compare_keys);
-    for (uint32_t i = 0; i < pairs.size / sizeof(Piece); i++) {
-        const Piece *p = AS(Piece, pairs) + i;
-        uint32_t *row = AS(uint32_t, to[IDS]) + ID * (p->key >> 32);
-        row[3] = row[4] ? row[3] : i, row[4] = i + 1;
-        append(&to[EDGES], (uint32_t[EDGE]){(uint32_t)p->key, p->id, p->rank}, 4 * EDGE);
-    }
-    append(&to[STEPS], (uint32_t[]){STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE, 0, 0, 0, 0, 0}, 4 * (2 * STEP - 2));
-    append(&to[STEPS], AS(uint32_t, to[IDS]) + ID * (size_t)n_ids + 3, 4 * 2);
-    append(&to[CODE], (uint32_t[OP]){OP_MATCH}, 4 * OP), append(&to[MAP], (uint32_t[EDGE]){0, ' '}, 4 * EDGE);
-    append(&to[RANGES], (uint32_t[RANGE]){0}, 4 * RANGE), append(&to[POST], (uint32_t[]){1}, 4);
-    for (int k = 0; k < N_SECTIONS; k++) t->at[k] = AS(uint32_t, to[k]);
-    t->strip = t->n_before = t->n[POST] = t->n[RANGES] = 1, t->n_ids = n_ids, t->strip_after_bos = true;
-    free(pieces.data), free(pairs.data);
+    t->at[IDS] = AS(uint32_t, ids), t->at[EDGES] = AS(uint32_t, edges), t->at[MAP] = space, t->at[RANGES] = ranges;
+    t->at[CODE] = code, t->at[STEPS] = steps, t->at[POST] = &bos, free(pieces.data);
+    t->strip = t->n_before = t->n[POST] = t->n[RANGES] = 1, t->n[STEPS] = 2;
 }
 
 static void tokenizer_load(Tokenizer *t, const char *path) {
     File f = map_file(path);
-    *t = (Tokenizer){.path = path};
+    *t = (Tokenizer){.path = path, .range = allocate(0x110100, sizeof *t->range, "the tokenizer")};
+    t->symbol = allocate(0x110100, sizeof *t->symbol, "the tokenizer");
     if (f.size < offsetof(Tokenizer, path) || memcmp(f.data, "run.t\r\n\x1a", 8)) load_llama2c_tokenizer(t, f);
     else load_sections(t, f);
-    t->range = allocate(0x110100, sizeof *t->range, "the tokenizer");
     for (size_t i = 0, c = 0; c < 0x110100; t->range[c++] = (uint16_t)i)
         if (i + 1 < t->n[RANGES] && c == t->at[RANGES][RANGE * (i + 1)]) i++;
+    const uint32_t *merge = t->at[STEPS] + STEP * (t->n[STEPS] - 1ul), *row;
+    for (size_t k = merge[6]; k < merge[7] && !(merge[3] & 1); k++)
+        if ((row = t->at[EDGES] + EDGE * k)[0] < 0x110100) t->symbol[row[0]] = row[1] + 1;
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
 // export.py takes the model's chat template apart. TURNS has four rows for the first turn if a reply follows, four if
 // it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. Three of four are
 // what precedes the system prompt, the user's message, the reply: a text, where it ends if the content is empty, what
-// classes are stripped from the content, left and right, bits. The fourth is for a reply that holds its text, </think>.
+// is left out of the content (at its start what a program matches, at its end a class), bits. The fourth is for a reply
+// that its program matches.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
-// A content as the template repeats it: stripped, a reply without all up to the last text of `cut`.
-static Buffer repeated(const Tokenizer *t, Buffer given, const uint32_t *row, const uint32_t *cut) {
-    Buffer all = {0}, kept = {0};
-    append_utf8(&all, given.data, given.size, true);
-    Stretch x = all_of(all, false);
-    size_t start = 0, n = cut ? cut[1] - cut[0] : 0;
-    for (size_t i = n ? x.size : 0, k; i >= n && i && !start; i--) {
-        for (k = 0; k < n && x.s[i - n + k].c == t->at[MAP][EDGE * (cut[0] + k) + 1];) k++;
-        if (k == n) start = i, row = cut;
-    }
-    while (of_class(t, &x, start, row[3])) start++;
-    while (x.size > start && of_class(t, &x, x.size - 1, row[4])) x.size--;
-    append(&kept, x.s + start, (x.size - start) * sizeof *x.s), free(all.data);
-    return kept;
+// A content as the template repeats it, by this row or, if its program matches, by the other. It is kept in chars.
+static Stretch repeated(Encoder *e, Buffer *chars, Buffer given, const uint32_t *row, const uint32_t *other) {
+    chars->size = 0, append_utf8(e->t, chars, given, true);
+    Stretch x = all_of(*chars);
+    e->budget += 2000 * (uint64_t)x.size;
+    size_t start = match(e, &x, other[3], 0);
+    if (start == SIZE_MAX) start = match(e, &x, row[3], 0), other = row;
+    while (x.size > start && of_class(e->t, &x, x.size - 1, other[4])) x.size--;
+    if (start && start <= x.size) x.s += start, x.size -= start;
+    return x;
 }
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
 static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
     const uint32_t *rows = t->at[TURNS] + (system ? 16 * PART : 0);
-    Buffer text = {0}, given = {0};
-    append(&given, system, system ? strlen(system) : 0);
-    Buffer prompt = repeated(t, given, rows, NULL);
-    if (rows[5] & EMPTY_IS_NONE && !prompt.size) rows = t->at[TURNS];
+    Encoder e = {.t = t, .budget = 10000000};
+    Buffer text = {0}, chars = {0}, given = {(unsigned char *)system, system ? strlen(system) : 0, 0};
+    if (rows[5] & EMPTY_IS_NONE && !repeated(&e, &chars, given, rows, rows).size) rows = t->at[TURNS];
     for (size_t k = 0; k < n; k += 2) {
         const uint32_t *row = rows + 4 * PART * (2 * (k > 0) + (k + 1 == n));
-        const Buffer contents[] = {given, messages[k], k + 1 < n ? messages[k + 1] : (Buffer){0}};
-        for (int p = 0; p < 3; p++, row += PART) {
-            Buffer content = {0};
-            if (row[5] & SHOWN) content = repeated(t, contents[p], row, p == 2 ? row + PART : NULL);
-            append_mapped(t, &text, row[0], row[content.size ? 1 : 2], false);
-            append(&text, content.data, content.size), free(content.data);
+        for (size_t p = 0; p < 3; p++, row += PART) {
+            const Buffer said = p == 0 ? given : k + p <= n ? messages[k + p - 1] : (Buffer){0};
+            Stretch x = row[5] & SHOWN ? repeated(&e, &chars, said, row, row + PART * (p == 2)) : (Stretch){0};
+            append_mapped(&e, &text, row[0], row[x.size ? 1 : 2], false);
+            append(&text, x.s, x.size * sizeof *x.s);
         }
     }
     int *ids = encode(t, text, false, n_ids);
     if (!*n_ids) die("the conversation has no tokens (say something)");
-    free(given.data), free(prompt.data);
-    return ids;
+    return free(chars.data), free(e.choices.data), ids;
 }
 
 // ---- the sampler ----------------------------------------------------------------------------------------------------
@@ -1586,7 +1563,7 @@ static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, 
     Buffer chars = {0};
     if (o->file) read_until(EOF, &p.text);
     if (o->text) append(&p.text, o->text, strlen(o->text));
-    if (o->file || o->text) append_utf8(&chars, p.text.data, p.text.size, false), p.ids = encode(t, chars, true, &p.n);
+    if (o->file || o->text) append_utf8(t, &chars, p.text, false), p.ids = encode(t, chars, true, &p.n);
     for (const char *at = o->ids ? o->ids : ""; *(at += strspn(at, " \t\n"));) {
         size_t digits = strspn(at, "0123456789"), word = strcspn(at, " \t\n"), id = strtoull(at, NULL, 10);
         if (digits < word) usage_error("-I has \"%.80s\", no token id (give ids as \"1 2 3\")", at);

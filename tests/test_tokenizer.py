@@ -785,6 +785,16 @@ def test_damage(folder, tmp_path):
     assert worked > COUNT // 2000  # the rest was refused
 
 
+def test_order(folder, tmp_path):
+    """Keys that do not ascend, where a search would miss some, are refused."""
+    data = bytearray(exported(sentencepiece_model(folder)[0], tmp_path / "t.bin").read_bytes())
+    _, offset, n = section(data, "edges")
+    rows = np.frombuffer(data, "<u4", 4 * n, offset).reshape(n, 4)
+    rows[[3, 4]] = rows[[4, 3]]
+    (tmp_path / "t.bin").write_bytes(data)
+    refused(1, "-m", "tokenize", "-z", tmp_path / "t.bin", "-i", "a", words=("t.bin", "order of keys", "export it again"))
+
+
 def megabyte(r, size, make):
     parts, total = [], 0
     while total < size:

@@ -4,11 +4,11 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../run.c"
 
-static Buffer respond(const Tokenizer *t, uint32_t kind, const unsigned char *body, size_t size) {
+static Buffer respond(const Tokenizer *t, uint32_t kind, unsigned char *body, size_t size) {
     Buffer out = {0}, text = {0};
     size_t n = size / sizeof(int);
     if (kind == 0) {
-        append_utf8(&text, body, size, false);
+        append_utf8(t, &text, (Buffer){body, size, 0}, false);
         int *ids = encode(t, text, true, &n);
         if (n) append(&out, ids, n * sizeof *ids);
         free(ids);
