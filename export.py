@@ -1198,9 +1198,9 @@ def fingerprint(spec):
 # ---- The chat format: what a chat template writes around the contents of a conversation ----
 
 # Each turn is eight parts, rows of TURNS: what precedes the system prompt, the user's message and the reply, and what a
-# reply holds before its text (</think>), if a reply follows; then the same if it is awaited, but last the two tags of
-# what is no user's message. A part: text, how many of its characters an empty content takes away, the characters
-# stripped from the content, left and right, bits.
+# reply holds before its text (</think>), if a reply follows; then the same if it is awaited, but last the tag around
+# what is no user's message (<tool_response>). A part: text, how many of its characters an empty content takes away, the
+# characters stripped from the content, left and right, bits.
 SHOWN, EMPTY_IS_NONE = 1, 2  # the content follows; an empty system prompt is none
 BLANKS = [c for c in EVERY if c.isspace()]  # what str.strip takes away
 SYSTEM, *MARKS = (f"\ue000{k}\ue001" for k in range(6))  # stand for contents
@@ -1307,8 +1307,10 @@ def compare(template, literals, turns, systems):
         closing = tag.replace("<", "</")
         contents = ["a", f"<think>b{turns[False, True][3][0]}c", f"{tag}d{closing}"]
         if render_parts(turns, None, contents) != template(None, contents):
-            note(f"after a last message {tag}...{closing}, a tool's result, the chat template keeps the thoughts of "
-                 "replies before it; -m chat does not")
+            for parts in (turns[key] for key in turns if key[1]):
+                if parts[7][0] not in ("", tag):
+                    raise ValueError(f"takes what {parts[7][0]} and {tag} begin for no user's message")
+                parts[7][0] = tag
 
 
 def find_template(source):
@@ -1363,8 +1365,9 @@ def compile_chat(p, chat, added):
         return control
     for k, (text, drop, (left, right), bits) in enumerate(sum(turns.values(), [])):
         tag, head = re.escape(text), ""
-        if k % 4 == 3:  # a program that matches all up to </think>
-            head, text = rf"[\s\S]*{tag}" if text else "(?!)", ""
+        if k % 4 == 3:  # a program that matches all up to </think>, or all of what is no user's message
+            head = rf"[\s\S]*{tag}" if k % 8 == 3 else rf"{tag}[\s\S]*{tag.replace('<', '</')}\z"
+            head, text = head if text else "(?!)", ""
         first, end = p.text(text)
         program = p.program(head, repeat(p.one(character_class(left)), 0, NONE))
         p.rows["turns"].append([first, end, max(first, end - drop), program, p.class_of(character_class(right)), bits])

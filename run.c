@@ -1352,7 +1352,7 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
 // it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. Three of four are
 // what precedes the system prompt, the user's message, the reply: a text, where it ends if the content is empty, what
 // is left out of the content (at its start what a program matches, at its end a class), bits. The fourth is for a reply
-// that its program matches.
+// that its program matches; if one is awaited, its program matches what the template takes for no user's message.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
 // A content as the template repeats it, by this row or, if its program matches, by the other. It is kept in chars.
@@ -1378,6 +1378,9 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
         for (size_t p = 0; p < 3; p++, row += PART) {
             const Buffer said = p == 0 ? given : k + p <= n ? messages[k + p - 1] : (Buffer){0};
             Stretch x = row[5] & SHOWN ? repeated(&e, &chars, said, row, row + PART * (p == 2)) : (Stretch){0};
+            if (p == 1 && k + 1 == n && match(&e, &x, row[2 * PART + 3], 0) != SIZE_MAX)
+                die("to the chat template \"%.*s...\" is no user's message (begin otherwise)",
+                    (int)min_size(messages[k].size, 15), messages[k].data);
             append_mapped(&e, &text, row[0], row[x.size ? 1 : 2], false);
             append(&text, x.s, x.size * sizeof *x.s);
         }

@@ -435,10 +435,17 @@ def test_long_lines(size, chats):
         assert chat_ids(chats("chatml").path, [line], system, program) == chats("chatml").expected(messages([line], system))
 
 
-def test_a_tools_result(chats):
-    """Qwen 3's template takes a last message that is a tool's result for none of a user; alone it is written the same."""
-    said = ["<tool_response>d</tool_response>"]
-    assert chat_ids(chats("qwen3").path, said) == chats("qwen3").expected(messages(said))
+def test_no_users_message(chats):
+    """Qwen 3's template takes a last message that is a tool's result for none of a user, and keeps thoughts before it."""
+    path, thought, result = chats("qwen3").path, b"a\n<think>b</think>c\n", b"<tool_response>d</tool_response>"
+    refused(1, "-m", "chat", "--ids", "-z", path, stdin=thought + result + b"\n", words=['"<tool_response>..."'])
+    refused(1, "-m", "chat", "--ids", "-z", path, "-y", "s", stdin=thought * 2 + result + b"\n", words=["no user's message"])
+    for said in (["x " + result.decode()], [result.decode() + " "], ["<tool_resp"], ["<tool_response>"], [""]):
+        said = ["a", "<think>b</think>c", *said]
+        assert chat_ids(path, said) == chats("qwen3").expected(messages(said))
+    for said in ([result.decode()], [result.decode(), "b", "c"]):  # written as a user's would be
+        assert chat_ids(path, said) == chats("qwen3").expected(messages(said))
+    good("-m", "chat", "--ids", "-z", chats("chatml").path, stdin=thought + result + b"\n")
 
 
 def test_damaged(chats, tmp_path):
