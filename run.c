@@ -239,6 +239,7 @@ INLINE float fast_exp(float x) {
 
 enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1, PARALLEL = 16 };
 typedef enum { F32, I32, BF16 } Type;
+INLINE size_t size_of(Type type) { return type == BF16 ? 2 : 4; }
 
 #define COUNT_MEMBER(name, low, high) size_t name;
 #define INT_MEMBER(name, low, high) int64_t name;
@@ -299,7 +300,7 @@ static void check_config(Model *m) {
 // Finds the next tensor, at the next multiple of `align` bytes, and notes it in the model's list.
 static const Tensor *take(Model *m, const char *name, int layer, Type type, size_t rows, size_t columns, size_t align) {
     size_t start = round_up(m->taken, align);
-    m->taken = add(start, mul(mul(rows, columns), type == BF16 ? 2 : 4));
+    m->taken = add(start, mul(mul(rows, columns), size_of(type)));
     if (m->taken > m->file.size)
         die("%s ends early: %s of %zu x %zu would end at byte %zu, the file has %zu (copy or export it again)",
             m->file.path, name, rows, columns, m->taken, m->file.size);
@@ -423,9 +424,9 @@ static float weight(const Tensor *t, size_t i) {
 
 // out[t][r] = x[t] . w[r], or that much more, over n elements (a multiple of 16) of T tokens and R rows. T and R are
 // constants, the T * R sums live in registers: a vector of x serves R rows, a vector of w T tokens. Element k of row r
-// is at w[r * row + k / 16 * step + k % 16].
+// is at w[r * row + k / 16 * step + k % 16]. ahead: the R rows after these are fetched from memory meanwhile.
 INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
-                 size_t step, Type type, size_t n, size_t T, size_t R) {
+                 size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
     Vec acc[6][8][PARTS];
     for (size_t p = 0; p < PARTS; p++) {
         Vec sum[6][8];
@@ -437,8 +438,8 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
                 Vec wv = load_weights(w, r * row + k * step + p * WIDTH, type);
                 UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
             }
-            UNROLL for (size_t r = 0; r < R && type == BF16; r++)  // short rows: the next ones are not foreseen
-                __builtin_prefetch((const uint16_t *)w + (R + r) * row + k * step, 0, 2);
+            UNROLL for (size_t r = 0; r < R && ahead; r++)
+                __builtin_prefetch((const char *)w + ((R + r) * row + k * step) * size_of(type), 0, 2);
         }
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) acc[t][r][p] = sum[t][r];
     }
@@ -452,53 +453,59 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
 
 // The same for any T up to 6, and 8 rows for one token: so many streams read memory faster than 4.
 __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
-                                            const void *w, size_t row, size_t step, Type type, size_t n, size_t T) {
+                                            const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
+                                            size_t T) {
 #define TILE(T, R)                                                                                                     \
-    case T: type == F32 ? tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, T, R)                         \
-                        : tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, T, R); break;
+    case T: type == F32 ? tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, ahead && T > 1, T, R)         \
+                        : tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, ahead || T == 1, T, R);      \
+            break;
     switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
 }
 
-enum { PANEL = 64, K_BLOCK = 1024, LONG = 16 };  // rows and elements of w at a time; more tiles of tokens get a copy
+// A matrix is taken in panels of about PANEL rows, as many for each thread: their number, and the rows of one.
+enum { PANEL = 96, MOST_ROWS = 2 * PANEL, K_BLOCK = 1024 };
+static size_t panels(const Tensor *w, size_t *rows) {
+    size_t threads = (size_t)omp_get_num_threads(), n = w->rows / PANEL / threads * threads;
+    *rows = round_up((w->rows - 1) / (n ? n : threads) + 1, 8);
+    return (w->rows - 1) / *rows + 1;
+}
 
-// Copies count elements from k on of PANEL rows of w, widened: 16 of each of `group` rows in turn, 0 beyond w's ends.
-static void pack(float *packed, const Tensor *w, size_t first, size_t group, size_t k, size_t count) {
-    for (size_t r = 0; r < PANEL; r++) {
+// Copies count elements from k on of rows first .. last of w, widened: 16 of each of `group` rows in turn, 0 beyond w.
+static void pack(float *packed, const Tensor *w, size_t first, size_t last, size_t group, size_t k, size_t count) {
+    for (size_t r = 0; r < round_up(last - first, group); r++) {
         float *to = packed + r / group * group * round_up(count, LANES) + r % group * LANES;
         for (size_t i = k; i < k + count; i += LANES, to += group * LANES) {
-            size_t at = (first + r) * w->columns + i, left = first + r < w->rows ? min_size(LANES, k + count - i) : 0;
-            for (size_t j = 0; j < LANES && left == LANES; j += WIDTH)
-                store(to + j, load_weights(w->data, at + j, w->type));
-            for (size_t j = 0; j < LANES && left < LANES; j++) to[j] = j < left ? weight(w, at + j) : 0;
+            size_t at = (first + r) * w->columns + i, left = first + r < last ? min_size(LANES, k + count - i) : 0;
+            for (size_t j = 0; j < LANES; j++) to[j] = j < left ? weight(w, at + j) : 0;
         }
     }
 }
 
 // Products of one x (T, columns): out (T, rows) = x w^T plus bias (rows) if not NULL. Threads share panels of rows. One
-// is read from memory once, a block of k at a time; many tokens, and w's ends, get a copy where a tile reads on and on.
+// is read from memory once, a block of k at a time, that tokens stream by. Where w's ends do not fill a tile, a copy is
+// multiplied.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
-static size_t panels(const Tensor *w) { return (w->rows + PANEL - 1) / PANEL; }
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // not on the stack, which may be as small as this
-    if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 256 KiB (use a smaller -j)");
-    size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, n_panels = 0;
-    for (size_t i = 0; i < n_products; i++) n_panels += panels(products[i].w);
-    for (size_t panel; next_item(&panel, n_panels);) {
+    if (!packed && !(packed = aligned_alloc(64, 4 * MOST_ROWS * K_BLOCK))) die("no memory for 768 KiB (a smaller -j)");
+    size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, total = 0, rows;
+    for (size_t i = 0; i < n_products; i++) total += panels(products[i].w, &rows);
+    for (size_t panel, here; next_item(&panel, total);) {
         const Product *p = products;
-        while (panel >= panels(p->w)) panel -= panels(p++->w);
+        for (; panel >= (here = panels(p->w, &rows)); p++) panel -= here;
         const Tensor *w = p->w;
-        size_t first = panel * PANEL, last = min_size(first + PANEL, w->rows), size = w->type == F32 ? 4 : 2;
+        size_t first = panel * rows, last = min_size(first + rows, w->rows);
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
-            bool copy = n_tiles > LONG || count < LANES || first + PANEL > w->rows;
-            if (copy) pack(packed, w, first, group, k, count);
+            bool copy = count < LANES || (last - first) % group;
+            if (copy) pack(packed, w, first, last, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
                 for (size_t r = first, t = T * i / n_tiles; r < last; r += group) {
-                    const void *at = (const char *)w->data + (r * n + k) * size;
+                    const void *at = (const char *)w->data + (r * n + k) * size_of(w->type);
                     if (copy) at = packed + (r - first) * round_up(count, LANES);
                     tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n),
                           at, copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type,
-                          round_up(count, LANES), T * (i + 1) / n_tiles - t);
+                          round_up(count, LANES), !copy && i == 0, T * (i + 1) / n_tiles - t);
                 }
         }
         for (size_t t = 0; p->bias && t < T; t++)
