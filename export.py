@@ -434,7 +434,7 @@ def write_model(source, path, fingerprint, bf16=False):
     check_tensors(source, c.model_type, h)
     h["config_size"], small["config_json"] = len(blob), [*blob]
     heads = dict(wq=h["n_heads"], bq=h["n_heads"], wk=h["n_kv_heads"], bk=h["n_kv_heads"])
-    with open(path, "xb") as file:
+    with open(path, "xb", buffering=1 << 24) as file:  # long writes get large pages of the system's cache
         header = np.zeros(1, HEADER)  # the slots between and after the fields are zeros
         header[0] = tuple(h[name] for name in SLOTS)
         file.write(header.tobytes())

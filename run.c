@@ -261,7 +261,7 @@ typedef struct {
     File file;
     size_t taken, n_tensors;  // so far: bytes of the file that belong to something, tensors found
     Tensor *tensors;          // (n_tensors), in the order of the file
-    Layer *layers;            // (n_layers)
+    Layer *layers;            // (n_layers + 1), the last has nothing but the final norm before it
     TENSORS_FIRST(MEMBER) TENSORS_LAST(MEMBER)
 } Model;
 
@@ -293,7 +293,7 @@ static void check_config(Model *m) {
         die("%s: norm_place %zu: in parallel, one norm comes before both (update run.c)", path, c->norm_place);
     long long bos = c->bos_id, n = (long long)c->vocab_size;
     if (bos >= n) die("%s: bos_id %lld is not in the vocabulary of %lld (the file is damaged)", path, bos, n);
-    m->layers = allocate(c->n_layers, sizeof(Layer), "the layers");
+    m->layers = allocate(c->n_layers + 1, sizeof(Layer), "the layers");
     m->tensors = allocate(c->n_layers * (sizeof(Layer) / sizeof(Tensor *)) + 16, sizeof(Tensor), "the list of tensors");
 }
 
@@ -402,6 +402,8 @@ static void load_model(Model *m, const char *path) {
         die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, size, m->taken);
     check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
+    Layer *last = &m->layers[m->config.n_layers];
+    last->attention_norm = m->final_norm, last->attention_norm_bias = m->final_norm_bias;
 }
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
@@ -515,12 +517,11 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
 
 // The sum over a row of x - mean, or of its square, in double and in 16 lanes.
 INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
-    double lane[LANES] = {0};
-    for (size_t i = 0; i < n; i += LANES)
-        for (size_t j = 0; j < min_size(LANES, n - i); j++) {
-            double d = (double)x[i + j] - mean;
-            lane[j] += square ? d * d : d;
-        }
+    double lane[LANES] = {0}, d;
+    size_t end = n / LANES * LANES;
+    for (size_t i = 0; i < end; i += LANES)
+        for (int j = 0; j < LANES; j++) d = (double)x[i + (size_t)j] - mean, lane[j] += square ? d * d : d;
+    for (size_t i = end; i < n; i++) d = (double)x[i] - mean, lane[i - end] += square ? d * d : d;
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lane[i] += lane[i + half];
     return lane[0];
@@ -528,11 +529,12 @@ INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
 
 // Normalizes a row of n in double; out may be x. RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight;
 // LayerNorm (Ba et al. 2016): the same of x - mean(x), plus bias if not NULL. To weight norm_weight_add is added.
-static void norm(const Config *c, float *out, const float *x, const float *weight, const float *bias, size_t n) {
+static void norm(const Config *c, float *out, const float *x, const float *weight, const Tensor *bias, size_t n) {
     double mean = c->norm_kind ? sum_row(x, n, 0, false) / (double)n : 0, more = c->norm_weight_add;
     double scale = 1 / sqrt(sum_row(x, n, mean, true) / (double)n + c->rms_norm_eps);
+    const float *b = bias ? bias->data : NULL;
     for (size_t i = 0; i < n; i++)
-        out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (bias ? (double)bias[i] : 0));
+        out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (b ? (double)b[i] : 0));
 }
 
 // tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1). The coefficients here and
@@ -703,18 +705,22 @@ static void norm_heads(const Config *c, float *heads, const Tensor *weight, size
     for (size_t i = 0; w && i < all; i += n) norm(c, heads + i, heads + i, c->qk_norm == 1 ? w : w + i, NULL, n);
 }
 
-// Normalizes and turns token t's queries and keys of layer l, and puts its keys and values into the cache.
-static void place(Run *r, size_t l, size_t t) {
+// Normalizes and turns queries and keys of layer l, and puts keys and values into the cache: for those of T tokens that
+// are in the i-th stretch of 16 positions, whose keys share lines of the processor's cache.
+static void place(Run *r, size_t l, size_t i, size_t T) {
     const Config *c = &r->model->config;
     const Layer *w = &r->model->layers[l];
-    size_t at = t * stride(c->n_kv_heads * c->head_dim);
-    float *q = r->q + query_at(r, t, 0), *k = r->k + at, *v = r->v + at;
-    norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
-    rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
-    size_t block = cache_at(r, l, 0, r->position + t), i = (r->position + t) % KV_BLOCK, n = c->head_dim;
-    for (size_t h = 0; h < c->n_kv_heads; h++, k += n, v += n, block += KV_BLOCK * r->head_stride) {
-        memcpy(r->v_cache + block + i * r->head_stride, v, n * sizeof *v);
-        for (size_t d = 0; d < n; d++) r->k_cache[block + d * KV_BLOCK + i] = k[d];
+    size_t n = c->head_dim, row = stride(c->n_kv_heads * n), first = (r->position / LANES + i) * LANES, position = first;
+    if (position < r->position) position = r->position;
+    for (; position < min_size(first + LANES, r->position + T); position++) {
+        size_t t = position - r->position, block = cache_at(r, l, 0, position), at = position % KV_BLOCK;
+        float *q = r->q + query_at(r, t, 0), *k = r->k + t * row, *v = r->v + t * row;
+        norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
+        rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
+        for (size_t h = 0; h < c->n_kv_heads; h++, k += n, v += n, block += KV_BLOCK * r->head_stride) {
+            memcpy(r->v_cache + block + at * r->head_stride, v, n * sizeof *v);
+            for (size_t d = 0; d < n; d++) r->k_cache[block + d * KV_BLOCK + at] = k[d];
+        }
     }
 }
 
@@ -841,38 +847,34 @@ static void attention(Run *r, size_t l, size_t T) {
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
-// x (T, dim) = rows `tokens` of the embedding times embedding_scale; and the angles of their positions.
-static void embed(Run *r, const int *tokens, size_t T) {
+// Row t of x (T, dim) = row `token` of the embedding times embedding_scale; and the angles of its position.
+static void embed(Run *r, size_t t, int token) {
     size_t dim = r->model->config.dim;
-    float scale = (float)r->model->config.embedding_scale;
-    for (size_t t; next_item(&t, T); rope_angles(r, t))
-        for (size_t i = 0; i < dim; i++)
-            r->x[t * stride(dim) + i] = weight(r->model->token_embedding, (size_t)tokens[t] * dim + i) * scale;
+    float scale = (float)r->model->config.embedding_scale, *x = r->x + t * stride(dim);
+    for (size_t i = 0; i < dim; i++) x[i] = weight(r->model->token_embedding, (size_t)token * dim + i) * scale;
+    rope_angles(r, t);
 }
 
-// The input of a sublayer: x (T, dim) through the norm before it, as it is where there is none.
-static const float *norm_before(Run *r, const Tensor *weight, const Tensor *bias, size_t T) {
+// The input of a sublayer for token t: x through the norm before it, where there is one.
+static void norm_before(Run *r, size_t t, const Tensor *weight, const Tensor *bias) {
+    size_t at = t * stride(r->model->config.dim);
+    if (weight) norm(&r->model->config, r->normed + at, r->x + at, weight->data, bias, r->model->config.dim);
+}
+
+// Token t's x += residual_scale * branch, through the norm after the sublayer where there is one.
+static void add_branch(Run *r, size_t t, const Tensor *weight, const Tensor *bias) {
     const Config *c = &r->model->config;
-    for (size_t t, n = stride(c->dim); weight && next_item(&t, T);)
-        norm(c, r->normed + t * n, r->x + t * n, weight->data, bias ? bias->data : NULL, c->dim);
-    return weight ? r->normed : r->x;
+    float *x = r->x + t * stride(c->dim), *b = r->branch + t * stride(c->dim), scale = (float)c->residual_scale;
+    if (weight) norm(c, b, b, weight->data, bias, c->dim);
+    for (size_t i = 0; i < c->dim; i++) x[i] = __builtin_fmaf(b[i], scale, x[i]);
 }
 
-// x (T, dim) += residual_scale * branch, through the norm after the sublayer where there is one.
-static void add_branch(Run *r, const Tensor *weight, const Tensor *bias, size_t T) {
-    const Config *c = &r->model->config;
-    for (size_t t; next_item(&t, T);) {
-        float *x = r->x + t * stride(c->dim), *b = r->branch + t * stride(c->dim), scale = (float)c->residual_scale;
-        if (weight) norm(c, b, b, weight->data, bias ? bias->data : NULL, c->dim);
-        for (size_t i = 0; i < c->dim; i++) x[i] = __builtin_fmaf(b[i], scale, x[i]);
-    }
-}
-
-// Keeps T rows of x as hidden state `index` (of n_layers + 1), where hidden states are asked for.
-static void keep_hidden(Run *r, size_t index, const float *x, size_t T) {
-    size_t dim = r->model->config.dim;
-    for (size_t t; r->hidden && next_item(&t, T);)
-        memcpy(r->hidden + (index * r->context + r->position + t) * dim, x + t * stride(dim), dim * sizeof *x);
+// Goes on to layer l with token t: its x is hidden state l, the last one after the final norm; kept if asked for.
+static void begin_layer(Run *r, size_t t, size_t l) {
+    size_t dim = r->model->config.dim, n_layers = r->model->config.n_layers;
+    norm_before(r, t, r->model->layers[l].attention_norm, r->model->layers[l].attention_norm_bias);
+    const float *x = (l < n_layers ? r->x : r->normed) + t * stride(dim);
+    if (r->hidden) memcpy(r->hidden + (l * r->context + r->position + t) * dim, x, dim * sizeof *x);
 }
 
 // Takes T tokens (at most a chunk) at the run's position through all layers: keys and values go to the cache, what
@@ -885,24 +887,25 @@ static void forward(Run *r, const int *tokens, size_t T) {
     atomic_store(&drawn, 0);
     #pragma omp parallel
     {
-        past = 0, embed(r, tokens, T);
+        past = 0;
+        for (size_t t; next_item(&t, T);) embed(r, t, tokens[t]), begin_layer(r, t, 0);
         for (size_t l = 0; l < c->n_layers; l++) {
             const Layer *w = &m->layers[l];
-            keep_hidden(r, l, r->x, T);
-            const float *n = norm_before(r, w->attention_norm, w->attention_norm_bias, T);
+            const float *n = w->attention_norm ? r->normed : r->x;
             matmul(n, T, (Product[]){{r->q, w->wq, w->bq}, {r->k, w->wk, w->bk}, {r->v, w->wv, w->bv}}, 3);
-            for (size_t t; next_item(&t, T);) place(r, l, t);
+            for (size_t i; next_item(&i, T / LANES + 2);) place(r, l, i, T);
             attention(r, l, T);
             matmul(r->attended, T, &(Product){r->branch, w->wo, w->bo}, 1);
-            add_branch(r, w->attention_post_norm, w->attention_post_norm_bias, T);
-            if (!(c->norm_place & PARALLEL)) n = norm_before(r, w->ffn_norm, w->ffn_norm_bias, T);
+            for (size_t t; next_item(&t, T); norm_before(r, t, w->ffn_norm, w->ffn_norm_bias))
+                add_branch(r, t, w->attention_post_norm, w->attention_post_norm_bias);
+            if (!(c->norm_place & PARALLEL)) n = w->ffn_norm ? r->normed : r->x;
             matmul(n, T, (Product[]){{r->gate, w->w1, w->b1}, {r->up, w->w3, w->b3}}, 2);
             for (size_t t, row = stride(c->hidden_dim); next_item(&t, T);)
                 gated(c->activation, r->gate + t * row, r->up + t * row, c->hidden_dim);
             matmul(r->gate, T, &(Product){r->branch, w->w2, w->b2}, 1);
-            add_branch(r, w->ffn_post_norm, w->ffn_post_norm_bias, T);
+            for (size_t t; next_item(&t, T); begin_layer(r, t, l + 1))
+                add_branch(r, t, w->ffn_post_norm, w->ffn_post_norm_bias);
         }
-        keep_hidden(r, c->n_layers, norm_before(r, m->final_norm, m->final_norm_bias, T), T);
     }
     r->written = r->position && r->written > r->position + T ? r->written : r->position + T, r->position += T;
 }
