@@ -254,6 +254,7 @@ enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
 _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_SIZE, "one slot a field");
 
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
+static const void *data_of(const Tensor *t) { return t ? t->data : NULL; }
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
 typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // window SIZE_MAX / 2: all
 typedef struct {
@@ -310,8 +311,7 @@ static const Tensor *take(Model *m, const char *name, int layer, Type type, size
 
 // Dies unless the integer tables hold what is supported; the layers get theirs. A llama2.c file has no such tables.
 static void check_tables(const Model *m) {
-    const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL, *w = m->layer_window ? m->layer_window->data : NULL;
-    const int32_t *rope = w ? m->layer_rope->data : NULL;
+    const int32_t *eos = data_of(m->eos_ids), *w = data_of(m->layer_window), *rope = data_of(m->layer_rope);
     for (size_t l = 0; l < m->config.n_layers; l++) {
         if (w && (w[l] < 0 || rope[l] < 0 || (size_t)rope[l] > m->config.n_rope_tables))
             die("%s: layer %zu has window %d and table %d (export it again)", m->file.path, l, w[l], rope[l]);
@@ -529,12 +529,11 @@ INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
 
 // Normalizes a row of n in double; out may be x. RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight;
 // LayerNorm (Ba et al. 2016): the same of x - mean(x), plus bias if not NULL. To weight norm_weight_add is added.
-static void norm(const Config *c, float *out, const float *x, const float *weight, const Tensor *bias, size_t n) {
+static void norm(const Config *c, float *out, const float *x, const float *weight, const float *bias, size_t n) {
     double mean = c->norm_kind ? sum_row(x, n, 0, false) / (double)n : 0, more = c->norm_weight_add;
     double scale = 1 / sqrt(sum_row(x, n, mean, true) / (double)n + c->rms_norm_eps);
-    const float *b = bias ? bias->data : NULL;
     for (size_t i = 0; i < n; i++)
-        out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (b ? (double)b[i] : 0));
+        out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (bias ? (double)bias[i] : 0));
 }
 
 // tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1). The coefficients here and
@@ -545,6 +544,9 @@ INLINE float fast_tanh(float x) {
     float near = __builtin_fmaf(polynomial(c, 6, z) * z, a, a), far = 1 - 2 / (fast_exp(2 * a) + 1);
     return __builtin_copysignf(a < 0.8f ? near : far, x);
 }
+
+// x kept within -cap .. cap (Gemma 2).
+INLINE float capped(float x, float cap) { return cap * fast_tanh(x / cap); }
 
 // erf(x) to 2 ulp: x + x P(x^2) below 1 (to 1e-9), above 1 - e^Q(x), Q close to ln erfc(x) (to 1e-9 of erf; 4 is 1).
 INLINE float fast_erf(float x) {
@@ -591,6 +593,7 @@ typedef struct {
     float *parts;                                 // (blocks of the context, n_heads, head_stride)
     Softmax *part_sums;                           // (blocks of the context, n_heads)
     float *logits;                                // (logit_rows, vocab_size)
+    size_t *first_block;                          // (n_layers) of a layer in the cache
     float *k_cache, *v_cache;                     // blocks of KV_BLOCK positions, see cache_at()
     float *hidden;                                // (n_layers + 1, context, dim) if asked for, else NULL
 } Run;
@@ -601,20 +604,19 @@ static size_t slots(const Run *r, size_t l) {
     return round_up(min_size(seen + r->chunk - 1, r->context), KV_BLOCK);
 }
 
-// Blocks of the cache before a block of layer l: blocks 0 of all layers come first, then blocks 1, so that memory is
-// used from the start on as the text grows. A block holds, for each key/value head, values (KV_BLOCK, head_stride) or
-// keys (head_stride, KV_BLOCK): scores of neighbours lie side by side.
-static size_t blocks_before(const Run *r, size_t l, size_t block) {
-    size_t before = 0;
-    for (size_t i = 0; i < r->model->config.n_layers; i++) before += min_size(slots(r, i) / KV_BLOCK, block + (i < l));
-    return before;
-}
+// The cache holds a layer's blocks one after the other. A block holds, for each key/value head, values (KV_BLOCK,
+// head_stride) or keys (head_stride, KV_BLOCK): scores of neighbours lie side by side.
 static size_t block_size(const Run *r) { return mul(r->model->config.n_kv_heads, mul(KV_BLOCK, r->head_stride)); }
-static size_t cache_size(const Run *r) { return mul(blocks_before(r, 0, SIZE_MAX / 2), block_size(r)); }
+static size_t cache_size(const Run *r) {
+    size_t positions = 0;
+    for (size_t l = 0; l < r->model->config.n_layers; l++) positions = add(positions, slots(r, l));
+    return mul(positions / KV_BLOCK, block_size(r));
+}
 
 // Where a position's block is in layer l's keys and values, for key/value head h.
 static size_t cache_at(const Run *r, size_t l, size_t h, size_t position) {
-    return blocks_before(r, l, position % slots(r, l) / KV_BLOCK) * block_size(r) + h * KV_BLOCK * r->head_stride;
+    size_t block = r->first_block[l] + position % slots(r, l) / KV_BLOCK;
+    return block * block_size(r) + h * KV_BLOCK * r->head_stride;
 }
 
 // How many of the first `same` tokens may stay in the cache: all, or none if later ones took what a window needs.
@@ -642,8 +644,8 @@ static size_t lay_out(Run *r, char *block) {
         {&s->q, rows, r->head_stride}, {&s->part, rows, r->head_stride}, {&s->total, rows, r->head_stride},
         {&s->weights, rows, KV_BLOCK}, {&s->part_sum, rows, softmax}, {&s->sum, rows, softmax},
         {&r->parts, blocks, mul(c->n_heads, r->head_stride)}, {&r->part_sums, blocks, mul(c->n_heads, softmax)},
-        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cache_size(r)},
-        {&r->v_cache, 1, cache_size(r)}};
+        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->first_block, c->n_layers, 2},
+        {&r->k_cache, 1, cache_size(r)}, {&r->v_cache, 1, cache_size(r)}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (block) memcpy(arrays[i].array, &(char *){block + end}, sizeof(char *));
         end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
@@ -655,6 +657,8 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
     r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
+    for (size_t l = 1; l < m->config.n_layers; l++)
+        r->first_block[l] = r->first_block[l - 1] + slots(r, l - 1) / KV_BLOCK;
 }
 
 // Where in q and attended (T, n_heads * head_dim) the query `head` of token t is.
@@ -690,8 +694,10 @@ static void rope_angles(Run *r, size_t t) {
 static void rope(const Run *r, float *heads, size_t t, size_t n_heads, size_t table) {
     const Config *c = &r->model->config;
     size_t half = c->rope_dim / 2, step = c->rope_pairs ? 2 : 1, apart = c->rope_pairs ? 1 : half;
-    const float *cosine = r->cosine + (t * c->n_rope_tables + table - 1) * half, *sine = r->sine + (cosine - r->cosine);
-    for (size_t h = 0; table && h < n_heads; h++, heads += c->head_dim)
+    if (!table) return;
+    size_t at = (t * c->n_rope_tables + table - 1) * half;
+    const float *cosine = r->cosine + at, *sine = r->sine + at;
+    for (size_t h = 0; h < n_heads; h++, heads += c->head_dim)
         for (size_t i = 0; i < half; i++) {
             float *a = heads + i * step, *b = a + apart, turned = *a * cosine[i] - *b * sine[i];
             *b = *b * cosine[i] + *a * sine[i], *a = turned;
@@ -701,7 +707,7 @@ static void rope(const Run *r, float *heads, size_t t, size_t n_heads, size_t ta
 // The norm of a token's queries or keys: each head, with its own or the same weights, or all heads as one row.
 static void norm_heads(const Config *c, float *heads, const Tensor *weight, size_t n_heads) {
     size_t all = n_heads * c->head_dim, n = c->qk_norm == 2 ? all : c->head_dim;
-    const float *w = weight ? weight->data : NULL;
+    const float *w = data_of(weight);
     for (size_t i = 0; w && i < all; i += n) norm(c, heads + i, heads + i, c->qk_norm == 1 ? w : w + i, NULL, n);
 }
 
@@ -753,7 +759,7 @@ static Softmax softmax(const Config *c, float *p, int low, int high) {
     float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, largest = -INFINITY, lane[LANES];
     if (low == high) return (Softmax){largest, 0};
     for (int i = 0; i < KV_BLOCK; i++) p[i] = i >= low && i < high ? p[i] * scale : -INFINITY;
-    for (int i = low; i < high && cap > 0; i++) p[i] = cap * fast_tanh(p[i] / cap);
+    for (int i = low; i < high && cap > 0; i++) p[i] = capped(p[i], cap);
     memcpy(lane, p, sizeof lane);
     for (int i = LANES; i < KV_BLOCK; i += LANES)
         for (int j = 0; j < LANES; j++) lane[j] = p[i + j] > lane[j] ? p[i + j] : lane[j];
@@ -858,14 +864,14 @@ static void embed(Run *r, size_t t, int token) {
 // The input of a sublayer for token t: x through the norm before it, where there is one.
 static void norm_before(Run *r, size_t t, const Tensor *weight, const Tensor *bias) {
     size_t at = t * stride(r->model->config.dim);
-    if (weight) norm(&r->model->config, r->normed + at, r->x + at, weight->data, bias, r->model->config.dim);
+    if (weight) norm(&r->model->config, r->normed + at, r->x + at, weight->data, data_of(bias), r->model->config.dim);
 }
 
 // Token t's x += residual_scale * branch, through the norm after the sublayer where there is one.
 static void add_branch(Run *r, size_t t, const Tensor *weight, const Tensor *bias) {
     const Config *c = &r->model->config;
     float *x = r->x + t * stride(c->dim), *b = r->branch + t * stride(c->dim), scale = (float)c->residual_scale;
-    if (weight) norm(c, b, b, weight->data, bias, c->dim);
+    if (weight) norm(c, b, b, weight->data, data_of(bias), c->dim);
     for (size_t i = 0; i < c->dim; i++) x[i] = __builtin_fmaf(b[i], scale, x[i]);
 }
 
@@ -920,7 +926,7 @@ static const float *logits_of(Run *r, size_t first, size_t n) {
     past = 0, matmul(r->normed + first * stride(c->dim), n, &p, 1);
     for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || cap > 0); i++) {
         float logit = (float)((double)r->logits[i] * c->logit_scale);
-        r->logits[i] = cap > 0 ? cap * fast_tanh(logit / cap) : logit;
+        r->logits[i] = cap > 0 ? capped(logit, cap) : logit;
     }
     return r->logits;
 }
@@ -1626,7 +1632,8 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
 static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t wanted = n_new < 0 ? m->config.seq_len : (size_t)n_new, full = context_for(o, m, m->config.seq_len, n);
     Run r = {.model = m, .context = full, .chunk = min_size((size_t)o->chunk, full)};
-    double room = lay_out(&r, NULL) ? (double)available_memory() / (2 * sizeof(float) * (double)cache_size(&r)) : 0;
+    lay_out(&r, NULL);
+    double room = (double)available_memory() / (2 * sizeof(float) * (double)cache_size(&r));
     size_t fits = room < 1 ? (size_t)(room * (double)full) : full;
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
@@ -1666,7 +1673,7 @@ typedef struct {  // of generate and chat
 
 // Begins one with a prompt of n ids, or a chat.
 static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t n_ids, bool chats) {
-    const int32_t *eos = m->eos_ids ? m->eos_ids->data : NULL;
+    const int32_t *eos = data_of(m->eos_ids);
     size_t n = m->config.vocab_size;
     *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler,
                    .ends = allocate(n, sizeof *x->ends, "the ids at ends")};

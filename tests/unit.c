@@ -230,7 +230,7 @@ static void test_matmuls(void) {
             for (size_t k = 0; k < sizeof rows / sizeof *rows; k++, i++)
                 test_matmul(T, n[j], rows[k], i % 2, (i + i / 2 + T) % 2 ? BF16 : F32);
     for (size_t T = 1; T < 28; T += 5) test_matmul(T, 2053 - T % 7, 70, true, T % 2 ? F32 : BF16);  // more than a block
-    for (size_t T = 97; T < 120; T += 5) test_matmul(T, 1090 - T, 37, true, T % 2 ? F32 : BF16);  // packed panels
+    for (size_t T = 97; T < 120; T += 5) test_matmul(T, 1090 - T, 37, true, T % 2 ? F32 : BF16);  // many tokens
 }
 
 // Each item is taken once, and nobody goes on before all are done.
@@ -341,7 +341,7 @@ static long double attended(const Config *c, size_t window, const float *q, cons
 static void put(Run *r, size_t l, size_t position, const float *k, const float *v) {
     size_t n = r->model->config.n_kv_heads * r->model->config.head_dim;
     for (size_t i = 0; i < n; i++) r->k[i] = k ? k[i] : NAN, r->v[i] = v ? v[i] : NAN;
-    r->position = position, place(r, l, 0);
+    r->position = position, place(r, l, 0, 1);
 }
 
 // Attention over n positions in chunks, of the second of two layers: the first of `chunks` against long double, others
