@@ -1522,11 +1522,13 @@ static void print(const void *data, size_t size) {
 static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
 // Makes stdout a device or FIFO, or a temporary file that replaces that at `path`, a link's target, when it is whole.
-static void open_output(const char *path) {
+static void open_output(const char *path, const char *model) {
     const char *target = realpath(path, NULL);
-    struct stat old;
+    struct stat old, used;
     output = target ? target : path;
     bool exists = !stat(output, &old), in_place = exists && !S_ISREG(old.st_mode);
+    if (exists && !stat(model, &used) && old.st_dev == used.st_dev && old.st_ino == used.st_ino)
+        die("-o names the model, %s (name another file)", output);
     if (!in_place && asprintf(&unfinished, "%s.%ld.part", output, (long)getpid()) < 0) unfinished = NULL;
     int fd = in_place ? open(output, O_WRONLY) : open(unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666);
     if (fd < 0) unfinished = NULL;
@@ -1798,7 +1800,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     Run r;
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
-    if (o->output && strcmp(o->output, "-")) open_output(o->output);
+    if (o->output && strcmp(o->output, "-")) open_output(o->output, m->file.path);
     double start = seconds(CLOCK_MONOTONIC), nll = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
         n = min_size(context, p->n - first), r.position = 0;

@@ -702,6 +702,16 @@ def test_o_through_a_link(tiny, tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").stat().st_size == 2 * 4 * 300
 
 
+def test_o_is_not_the_model(tiny, tmp_path):
+    """By no name does -o replace the checkpoint that is being read."""
+    model = tmp_path / "model.bin"
+    model.write_bytes(tiny.model.read_bytes())
+    (tmp_path / "link").symlink_to(model), os.link(model, tmp_path / "other")
+    for name in ("model.bin", "./model.bin", "link", "other"):
+        refused(1, model, "-m", "logits", "-I", "1 2", "-o", tmp_path / name, words=["-o names the model"])
+    assert model.read_bytes() == tiny.model.read_bytes() and len(list(tmp_path.iterdir())) == 3
+
+
 def test_o_beyond_a_size_limit_and_after_a_killed_run(tiny, tmp_path):
     command = f"""ulimit -f 4; exec "$0" "$1" -m logits -I "{' '.join(['1'] * 40)}" -o "$2" """
     done = subprocess.run(["sh", "-c", command, binary(), tiny.model, tmp_path / "out"], capture_output=True)
