@@ -465,7 +465,7 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool 
 }
 
 // A matrix is taken in panels of about PANEL rows, as many for each thread: their number, and the rows of one.
-enum { PANEL = 96, MOST_ROWS = 2 * PANEL, K_BLOCK = 1024 };
+enum { PANEL = 96, MOST_ROWS = 2 * PANEL, K_BLOCK = 1024, LONG = 16 };
 static size_t panels(const Tensor *w, size_t *rows) {
     size_t threads = (size_t)omp_get_num_threads(), n = w->rows / PANEL / threads * threads;
     *rows = round_up((w->rows - 1) / (n ? n : threads) + 1, 8);
@@ -478,14 +478,16 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t last, size
         float *to = packed + r / group * group * round_up(count, LANES) + r % group * LANES;
         for (size_t i = k; i < k + count; i += LANES, to += group * LANES) {
             size_t at = (first + r) * w->columns + i, left = first + r < last ? min_size(LANES, k + count - i) : 0;
-            for (size_t j = 0; j < LANES; j++) to[j] = j < left ? weight(w, at + j) : 0;
+            for (size_t j = 0; j < LANES && left == LANES; j += WIDTH)
+                store(to + j, load_weights(w->data, at + j, w->type));
+            for (size_t j = 0; j < LANES && left < LANES; j++) to[j] = j < left ? weight(w, at + j) : 0;
         }
     }
 }
 
 // Products of one x (T, columns): out (T, rows) = x w^T plus bias (rows) if not NULL. Threads share panels of rows. One
-// is read from memory once, a block of k at a time, that tokens stream by. Where w's ends do not fill a tile, a copy is
-// multiplied.
+// is read from memory once, a block of k at a time, past which tokens stream. It is copied where w's ends do not fill a
+// tile, and where LONG tiles of tokens or more would each widen bfloat16 again.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // not on the stack, which may be as small as this
@@ -499,7 +501,7 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
         size_t first = panel * rows, last = min_size(first + rows, w->rows);
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
-            bool copy = count < LANES || (last - first) % group;
+            bool copy = count < LANES || (last - first) % group || (w->type == BF16 && n_tiles >= LONG);
             if (copy) pack(packed, w, first, last, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
                 for (size_t r = first, t = T * i / n_tiles; r < last; r += group) {
@@ -716,9 +718,9 @@ static void norm_heads(const Config *c, float *heads, const Tensor *weight, size
 static void place(Run *r, size_t l, size_t i, size_t T) {
     const Config *c = &r->model->config;
     const Layer *w = &r->model->layers[l];
-    size_t n = c->head_dim, row = stride(c->n_kv_heads * n), first = (r->position / LANES + i) * LANES, position = first;
-    if (position < r->position) position = r->position;
-    for (; position < min_size(first + LANES, r->position + T); position++) {
+    size_t n = c->head_dim, row = stride(c->n_kv_heads * n), start = (r->position / LANES + i) * LANES;
+    size_t end = min_size(start + LANES, r->position + T);
+    for (size_t position = start > r->position ? start : r->position; position < end; position++) {
         size_t t = position - r->position, block = cache_at(r, l, 0, position), at = position % KV_BLOCK;
         float *q = r->q + query_at(r, t, 0), *k = r->k + t * row, *v = r->v + t * row;
         norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
