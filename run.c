@@ -426,7 +426,7 @@ static float weight(const Tensor *t, size_t i) {
 
 // out[t][r] = x[t] . w[r], or that much more, over n elements (a multiple of 16) of T tokens and R rows. T and R are
 // constants, the T * R sums live in registers: a vector of x serves R rows, a vector of w T tokens. Element k of row r
-// is at w[r * row + k / 16 * step + k % 16]. ahead: the R rows after these are fetched from memory meanwhile.
+// is at w[r * row + k / 16 * step + k % 16]. ahead (a constant): the next R rows are fetched from memory meanwhile.
 INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
     Vec acc[6][8][PARTS];
@@ -453,15 +453,15 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         }
 }
 
-// The same for any T up to 6, and 8 rows for one token: so many streams read memory faster than 4.
+// The same for any T up to 6, and 8 rows for one token: so many streams read memory faster than 4 and need no help.
 __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
                                             const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
                                             size_t T) {
-#define TILE(T, R)                                                                                                     \
-    case T: type == F32 ? tile(out, out_stride, more, x, x_stride, w, row, step, F32, n, ahead && T > 1, T, R)         \
-                        : tile(out, out_stride, more, x, x_stride, w, row, step, BF16, n, ahead || T == 1, T, R);      \
+#define TILE(type, ahead, T, R) tile(out, out_stride, more, x, x_stride, w, row, step, type, n, ahead, T, R)
+#define TILES(T, R)                                                                                                    \
+    case T: type == BF16 ? TILE(BF16, true, T, R) : ahead && T > 1 ? TILE(F32, true, T, R) : TILE(F32, false, T, R);   \
             break;
-    switch (T) { TILE(1, 8) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4) }
+    switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
 }
 
 // A matrix is taken in panels of about PANEL rows, as many for each thread: their number, and the rows of one.
