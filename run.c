@@ -617,8 +617,7 @@ static size_t cache_size(const Run *r) {
 
 // Where a position's block is in layer l's keys and values, for key/value head h.
 static size_t cache_at(const Run *r, size_t l, size_t h, size_t position) {
-    size_t block = r->first_block[l] + position % slots(r, l) / KV_BLOCK;
-    return block * block_size(r) + h * KV_BLOCK * r->head_stride;
+    return (r->first_block[l] + position % slots(r, l) / KV_BLOCK) * block_size(r) + h * KV_BLOCK * r->head_stride;
 }
 
 // How many of the first `same` tokens may stay in the cache: all, or none if later ones took what a window needs.
