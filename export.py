@@ -42,6 +42,7 @@ SLOTS = {name: slot for first, names in (
     (40, "attention_scale embedding_scale residual_scale logit_scale attention_softcap logit_softcap router_scale"),
 ) for slot, name in enumerate(names.split(), first)}
 FORMATS = {"magic": "S8", "tokenizer_hash": "<u8"}
+BUFFER = 1 << 24  # bytes; Linux keeps what is written in long pieces in large pages, which run.c maps sooner
 HEADER = np.dtype(dict(names=[*SLOTS], offsets=[8 * slot for slot in SLOTS.values()], itemsize=HEADER_SIZE, formats=[
     FORMATS.get(name, "<i8" if slot < SLOTS["rms_norm_eps"] else "<f8") for name, slot in SLOTS.items()]))
 
@@ -434,7 +435,7 @@ def write_model(source, path, fingerprint, bf16=False):
     check_tensors(source, c.model_type, h)
     h["config_size"], small["config_json"] = len(blob), [*blob]
     heads = dict(wq=h["n_heads"], bq=h["n_heads"], wk=h["n_kv_heads"], bk=h["n_kv_heads"])
-    with open(path, "xb", buffering=1 << 24) as file:  # long writes get large pages of the system's cache
+    with open(path, "xb", buffering=BUFFER) as file:
         header = np.zeros(1, HEADER)  # the slots between and after the fields are zeros
         header[0] = tuple(h[name] for name in SLOTS)
         file.write(header.tobytes())
