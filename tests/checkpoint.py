@@ -132,7 +132,7 @@ def write(path, c=None, t=None, seed=0):
     """Writes a checkpoint and returns its config and tensors."""
     c = c or config()
     t = tensors(c, seed) if t is None else t
-    with open(path, "wb") as f:
+    with open(path, "wb", buffering=1 << 24) as f:  # in long pieces, as export.py does
         f.writelines(pieces(c, t))
     return c, t
 
