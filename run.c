@@ -824,27 +824,29 @@ static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
 }
 
 // Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
-// Threads share kv heads and tiles of tokens or, for one token, blocks of positions: merged later, in the same order.
+// Threads share kv heads and tiles of tokens or, for one token, blocks of positions, some neighbours at a time so that
+// each reads on and on; these are merged later, in the same order.
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), first = oldest(r, l, 0) / KV_BLOCK;
-    size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile;
-    for (size_t i; next_item(&i, c->n_kv_heads * shares);) {
-        size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
-        size_t n_tokens = min_size(tile, T - t0), queries = n_tokens * group;
-        size_t block = T == 1 ? first + share : oldest(r, l, t0) / KV_BLOCK;
-        size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
-        Scratch s = new_scratch(r, h, t0, n_tokens);
-        if (T == 1) s.part = r->parts + i * group * n, s.part_sum = r->part_sums + i * group;
-        for (; block <= last; block++) {
-            attend(r, &s, l, h, block * KV_BLOCK, t0, n_tokens);
+    size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile, all = c->n_kv_heads * shares;
+    for (size_t item, each = T == 1 ? 1 + all / threads / 2 : 1; next_item(&item, (all + each - 1) / each);)
+        for (size_t i = item * each; i < min_size(item * each + each, all); i++) {
+            size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
+            size_t n_tokens = min_size(tile, T - t0), queries = n_tokens * group;
+            size_t block = T == 1 ? first + share : oldest(r, l, t0) / KV_BLOCK;
+            size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
+            Scratch s = new_scratch(r, h, t0, n_tokens);
+            if (T == 1) s.part = r->parts + i * group * n, s.part_sum = r->part_sums + i * group;
+            for (; block <= last; block++) {
+                attend(r, &s, l, h, block * KV_BLOCK, t0, n_tokens);
+                for (size_t q = 0; q < queries && T > 1; q++)
+                    merge(s.total + q * n, &s.sum[q], s.part + q * n, s.part_sum[q], n);
+            }
             for (size_t q = 0; q < queries && T > 1; q++)
-                merge(s.total + q * n, &s.sum[q], s.part + q * n, s.part_sum[q], n);
+                finish(r, t0 + q / group, h * group + q % group, s.total + q * n, s.sum[q]);
         }
-        for (size_t q = 0; q < queries && T > 1; q++)
-            finish(r, t0 + q / group, h * group + q % group, s.total + q * n, s.sum[q]);
-    }
     for (size_t head; T == 1 && next_item(&head, c->n_heads);) {
         float *total = r->parts + head * n;  // of the first block
         for (size_t i = head + c->n_heads; i < shares * c->n_heads; i += c->n_heads)
@@ -921,13 +923,12 @@ static void forward(Run *r, const int *tokens, size_t T) {
 static const float *logits_of(Run *r, size_t first, size_t n) {
     const Config *c = &r->model->config;
     const Product p = {r->logits, r->model->classifier, r->model->classifier_bias};
-    float cap = (float)c->logit_softcap;
     atomic_store(&drawn, 0);
     #pragma omp parallel
     past = 0, matmul(r->normed + first * stride(c->dim), n, &p, 1);
-    for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || cap > 0); i++) {
+    for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || c->logit_softcap > 0); i++) {
         float logit = (float)((double)r->logits[i] * c->logit_scale);
-        r->logits[i] = cap > 0 ? capped(logit, cap) : logit;
+        r->logits[i] = c->logit_softcap > 0 ? capped(logit, (float)c->logit_softcap) : logit;
     }
     return r->logits;
 }
@@ -1307,8 +1308,7 @@ static int compare_keys(const void *a, const void *b) {
 }
 
 // Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, int32 length, bytes. Ids 0 to 2 are
-// unk, BOS and EOS, the next 256 the bytes; a space goes in front of a text; any two pieces that make a third one
-// merge, the best score first.
+// unk, BOS and EOS, then 256 bytes; a space precedes a text; any two pieces that make a third merge, best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     static const uint32_t code[OP] = {OP_MATCH}, space[EDGE] = {0, ' '}, ranges[RANGE] = {0}, bos = 1;
     static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};
