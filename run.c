@@ -440,7 +440,7 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
                 Vec wv = load_weights(w, r * row + k * step + p * WIDTH, type);
                 UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
             }
-            UNROLL for (size_t r = 0; r < R && ahead; r++)
+            for (size_t r = 0; r < R && ahead; r++)
                 __builtin_prefetch((const char *)w + ((R + r) * row + k * step) * size_of(type), 0, 2);
         }
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) acc[t][r][p] = sum[t][r];
