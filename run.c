@@ -262,7 +262,7 @@ typedef struct {
     File file;
     size_t taken, n_tensors;  // so far: bytes of the file that belong to something, tensors found
     Tensor *tensors;          // (n_tensors), in the order of the file
-    Layer *layers;            // (n_layers + 1), the last has nothing but the final norm before it
+    Layer *layers;            // (n_layers)
     TENSORS_FIRST(MEMBER) TENSORS_LAST(MEMBER)
 } Model;
 
@@ -294,7 +294,7 @@ static void check_config(Model *m) {
         die("%s: norm_place %zu: in parallel, one norm comes before both (update run.c)", path, c->norm_place);
     long long bos = c->bos_id, n = (long long)c->vocab_size;
     if (bos >= n) die("%s: bos_id %lld is not in the vocabulary of %lld (the file is damaged)", path, bos, n);
-    m->layers = allocate(c->n_layers + 1, sizeof(Layer), "the layers");
+    m->layers = allocate(c->n_layers, sizeof(Layer), "the layers");
     m->tensors = allocate(c->n_layers * (sizeof(Layer) / sizeof(Tensor *)) + 16, sizeof(Tensor), "the list of tensors");
 }
 
@@ -402,8 +402,6 @@ static void load_model(Model *m, const char *path) {
         die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, size, m->taken);
     check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
-    Layer *last = &m->layers[m->config.n_layers];
-    last->attention_norm = m->final_norm, last->attention_norm_bias = m->final_norm_bias;
 }
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
@@ -441,7 +439,7 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
                 UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
             }
             for (size_t r = 0; r < R && ahead; r++)
-                __builtin_prefetch((const char *)w + ((R + r) * row + k * step) * size_of(type), 0, 2);
+                __builtin_prefetch((void *)((uintptr_t)w + ((R + r) * row + k * step) * size_of(type)), 0, 2);
         }
         UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) acc[t][r][p] = sum[t][r];
     }
@@ -453,18 +451,18 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         }
 }
 
-// The same for any T up to 6, and 8 rows for one token: so many streams read memory faster than 4 and need no help.
+// The same for any T up to 6, and 8 rows for one token: so many streams of float32 are fast without fetching ahead;
+// rows of bfloat16, half as long, are always fetched.
 __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
                                             const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
                                             size_t T) {
 #define TILE(type, ahead, T, R) tile(out, out_stride, more, x, x_stride, w, row, step, type, n, ahead, T, R)
 #define TILES(T, R)                                                                                                    \
-    case T: type == BF16 ? TILE(BF16, true, T, R) : ahead && T > 1 ? TILE(F32, true, T, R) : TILE(F32, false, T, R);   \
-            break;
+    case T: type == BF16 ? TILE(BF16, true, T, R) : ahead ? TILE(F32, true, T, R) : TILE(F32, false, T, R); break;
     switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
 }
 
-// A matrix is taken in panels of about PANEL rows, as many for each thread: their number, and the rows of one.
+// A matrix is taken in panels of about PANEL rows, about as many for each thread: their number, and the rows of one.
 enum { PANEL = 96, MOST_ROWS = 2 * PANEL, K_BLOCK = 1024, LONG = 16 };
 static size_t panels(const Tensor *w, size_t *rows) {
     size_t threads = (size_t)omp_get_num_threads(), n = w->rows / PANEL / threads * threads;
@@ -509,7 +507,7 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
                     if (copy) at = packed + (r - first) * round_up(count, LANES);
                     tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n),
                           at, copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type,
-                          round_up(count, LANES), !copy && i == 0, T * (i + 1) / n_tiles - t);
+                          round_up(count, LANES), !copy && i == 0 && T > 1, T * (i + 1) / n_tiles - t);
                 }
         }
         for (size_t t = 0; p->bias && t < T; t++)
@@ -547,8 +545,8 @@ INLINE float fast_tanh(float x) {
     return __builtin_copysignf(a < 0.8f ? near : far, x);
 }
 
-// x kept within -cap .. cap (Gemma 2).
-INLINE float capped(float x, float cap) { return cap * fast_tanh(x / cap); }
+// x kept within -cap .. cap (Gemma 2); 0: as it is.
+INLINE float capped(float x, float cap) { return cap > 0 ? cap * fast_tanh(x / cap) : x; }
 
 // erf(x) to 2 ulp: x + x P(x^2) below 1 (to 1e-9), above 1 - e^Q(x), Q close to ln erfc(x) (to 1e-9 of erf; 4 is 1).
 INLINE float fast_erf(float x) {
@@ -880,9 +878,11 @@ static void add_branch(Run *r, size_t t, const Tensor *weight, const Tensor *bia
 
 // Goes on to layer l with token t: its x is hidden state l, the last one after the final norm; kept if asked for.
 static void begin_layer(Run *r, size_t t, size_t l) {
-    size_t dim = r->model->config.dim, n_layers = r->model->config.n_layers;
-    norm_before(r, t, r->model->layers[l].attention_norm, r->model->layers[l].attention_norm_bias);
-    const float *x = (l < n_layers ? r->x : r->normed) + t * stride(dim);
+    const Model *m = r->model;
+    const Layer *w = l < m->config.n_layers ? &m->layers[l] : NULL;
+    size_t dim = m->config.dim;
+    norm_before(r, t, w ? w->attention_norm : m->final_norm, w ? w->attention_norm_bias : m->final_norm_bias);
+    const float *x = (w ? r->x : r->normed) + t * stride(dim);
     if (r->hidden) memcpy(r->hidden + (l * r->context + r->position + t) * dim, x, dim * sizeof *x);
 }
 
@@ -926,10 +926,8 @@ static const float *logits_of(Run *r, size_t first, size_t n) {
     atomic_store(&drawn, 0);
     #pragma omp parallel
     past = 0, matmul(r->normed + first * stride(c->dim), n, &p, 1);
-    for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || c->logit_softcap > 0); i++) {
-        float logit = (float)((double)r->logits[i] * c->logit_scale);
-        r->logits[i] = c->logit_softcap > 0 ? capped(logit, (float)c->logit_softcap) : logit;
-    }
+    for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || c->logit_softcap > 0); i++)
+        r->logits[i] = capped((float)((double)r->logits[i] * c->logit_scale), (float)c->logit_softcap);
     return r->logits;
 }
 
@@ -943,7 +941,7 @@ enum { IDS, EDGES, MAP, RANGES, CODE, STEPS, POST, TURNS, ENDS, DATA, N_SECTIONS
 enum { ID = 5, EDGE = 4, RANGE = 4, OP = 5, STEP = 8, PART = 6 };  // columns of IDS; of EDGES and MAP; ...
 enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
-enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };
+enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };  // of an id
 
 // Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
 // those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
@@ -1162,7 +1160,7 @@ static uint64_t pair_at(Encoder *e, size_t n, size_t i) {
     Symbol *s = AS(Symbol, e->symbols) + i;
     const uint32_t *pair = i + s->span < n ? find(e->t, EDGES, row_of(e->t, s->id) + 3, s[s->span].id) : NULL;
     s->merged = pair ? pair[1] : NONE;
-    return pair ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
+    return s->merged != NONE ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
 }
 
 // Sets number k of a tree of minima: of numbers 2 k and 2 k + 1 the lower one is at k, so that the lowest is at 1.
@@ -1203,9 +1201,8 @@ static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
     bool bytes = step[3] & 1, fuse = step[3] & 2, due = false;  // an unk, which byte tokens overtake in `tokenizers`
     unsigned char s[4];
     for (size_t i = 0; i < x->size && (edge = find(t, EDGES, range, x->s[i].c)); i++) range = edge + 2;
-    bool whole = edge && edge[1] != NONE;
-    if (whole) append(&e->ids, edge + 1, sizeof *edge);
-    for (size_t i = 0, n, k; i < x->size && !whole; i++) {
+    if (edge && edge[1] != NONE) { append(&e->ids, edge + 1, sizeof *edge); return; }
+    for (size_t i = 0, n, k; i < x->size; i++) {
         uint32_t symbol = t->symbol[x->s[i].c], id;
         bool spelled = !symbol;
         for (n = symbol ? 1 : utf8_encode(x->s[i].c, s), k = 0; k < n && !bytes; k++)
@@ -1302,10 +1299,7 @@ static int compare_pieces(const void *a, const void *b) {
     return order ? order : (x->n > y->n) - (x->n < y->n);
 }
 
-static int compare_keys(const void *a, const void *b) {
-    const uint32_t *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
+static int compare_keys(const void *a, const void *b) { const uint32_t *x = a, *y = b; return (*x > *y) - (*x < *y); }
 
 // Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, int32 length, bytes. Ids 0 to 2 are
 // unk, BOS and EOS, then 256 bytes; a space precedes a text; any two pieces that make a third merge, best score first.
@@ -1722,10 +1716,9 @@ static bool next_turn(const Options *o, Buffer *talk) {
         while ((met = read_until('\n', &turn)) == '\n' && turn.size && turn.data[turn.size - 1] == '\\')
             turn.data[turn.size - 1] = '\n';
     } while (terminal && met == '\n' && !turn.size);
-    bool ended = met == EOF && !turn.size;
-    if (ended && marks) print("\n", 1);
-    if (!ended) append(talk, &turn, sizeof turn);
-    return !ended;
+    if (met != EOF || turn.size) return append(talk, &turn, sizeof turn), true;
+    if (marks) print("\n", 1);
+    return false;
 }
 
 // Each turn feeds what the conversation's ids have beyond those in the cache.

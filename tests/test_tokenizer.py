@@ -739,6 +739,12 @@ def section(data, name):
     return HEAD + 4 * k, HEAD + 40 + 4 * sum(n * w for n, w in zip(counts[:k], WIDTHS.values())), counts[k]
 
 
+def rows_of(data, name):
+    """A section of uint32, (rows, columns), that can be changed."""
+    _, offset, n = section(data, name)
+    return np.frombuffer(data, "<u4", n * WIDTHS[name], offset).reshape(n, WIDTHS[name])
+
+
 def damaged(data, r):
     """The file cut off, its header agreeing or not; one column of a section wrong in all rows; or some bytes changed."""
     data, kind = bytearray(data), r.random()
@@ -785,14 +791,28 @@ def test_damage(folder, tmp_path):
     assert worked > COUNT // 2000  # the rest was refused
 
 
-def test_order(folder, tmp_path):
+@pytest.mark.parametrize("where", ("trie", "pairs"))
+def test_order(folder, tmp_path, where):
     """Keys that do not ascend, where a search would miss some, are refused."""
     data = bytearray(exported(sentencepiece_model(folder)[0], tmp_path / "t.bin").read_bytes())
-    _, offset, n = section(data, "edges")
-    rows = np.frombuffer(data, "<u4", 4 * n, offset).reshape(n, 4)
-    rows[[3, 4]] = rows[[4, 3]]
+    rows, first = rows_of(data, "edges"), 3
+    if where == "pairs":
+        first = next(first for first, end in rows_of(data, "ids")[:, 3:] if end > first + 1)
+    rows[[first, first + 1]] = rows[[first + 1, first]]
     (tmp_path / "t.bin").write_bytes(data)
     refused(1, "-m", "tokenize", "-z", tmp_path / "t.bin", "-i", "a", words=("t.bin", "order of keys", "export it again"))
+
+
+def test_pairs_that_make_nothing(folder, tmp_path):
+    """Pairs without a merged id do not merge: a text stays its characters."""
+    data, text = bytearray(exported(sentencepiece_model(folder)[0], tmp_path / "t.bin").read_bytes()), b"the other one"
+    for first, end in rows_of(data, "ids")[:, 3:]:
+        rows_of(data, "edges")[first:end, 1] = 2**32 - 1
+    (tmp_path / "t.bin").write_bytes(data)
+    request = struct.pack("<2I", 0, len(text)) + text
+    done = subprocess.run([sanitized_driver(folder), str(tmp_path / "t.bin")], input=request, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    assert struct.unpack_from("<I", done.stdout)[0] // 4 >= len(text)
 
 
 def megabyte(r, size, make):
