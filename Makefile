@@ -115,8 +115,10 @@ install: run
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 run $(DESTDIR)$(PREFIX)/bin/run
 
+# A model.bin of your own stays.
 clean:
-	rm -rf run run-debug tests/unit tests/sampler tests/tokenizer .flags model.bin smollm2.bin smollm2.tokenizer.bin
+	rm -rf run run-debug tests/unit tests/sampler tests/tokenizer .flags smollm2.bin smollm2.tokenizer.bin
+	if [ -L model.bin ]; then rm model.bin; fi
 	rm -rf .pytest_cache tests/.pytest_cache .hypothesis tests/__pycache__ __pycache__
 
 # Also what `make test` has brought.

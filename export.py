@@ -175,7 +175,7 @@ def read_json(path):
 @contextmanager
 def replacing(path):
     """Gives a temporary name beside `path`, renamed to it only when the block ends well."""
-    path = Path(os.path.realpath(path))  # where a link leads
+    path = Path(os.path.realpath(path) if os.path.isdir(path) else path)  # a link to a file is replaced, not the file
     if path.exists() and not (path.is_file() or path.is_dir()):
         fail(f"{path} is a device or FIFO (give a file's name)")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -1540,6 +1540,8 @@ def export(source, path, bf16=False):
         fingerprint = write_tokenizer(source, tokenizer, rows)
         if not fingerprint and final.exists():
             fail(f"{source} has no tokenizer, and {final} is of another model (remove it, or give another name)")
+        if not fingerprint:
+            note(f"{source} has no tokenizer, and none is written (give run one with -z)")
         write_model(opened, model, fingerprint, bf16)
 
 

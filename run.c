@@ -83,6 +83,7 @@ static void append(Buffer *b, const void *bytes, size_t n) {
     if (n) memcpy(b->data + b->size, bytes, n), b->size += n;
 }
 
+static struct stat in_use[3];  // the last two files that were mapped, and standard input
 // Maps a whole regular file, read-only: processes that use the same file share its memory.
 static File map_file(const char *path) {
     struct stat info;
@@ -93,16 +94,17 @@ static File map_file(const char *path) {
     if (!size) die("%s is empty, 0 bytes (export or copy it again)", path);
     void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) die("cannot map the %zu bytes of %s: %s (free some memory)", size, path, strerror(errno));
+    in_use[0] = in_use[1], in_use[1] = info;
     return close(fd), (File){data, size, path};
 }
 
 // ---- threads --------------------------------------------------------------------------------------------------------
 // The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n);) ... item i ...`:
-// each takes the next of n items until there is none, then waits for the others. Who takes an item never changes how.
-// One counter does it all: a thread draws a number when it has finished an item; the last of n + threads ends it.
+// each takes the next of n items until there is none, then waits for the others. Who takes one never changes a result.
+// One counter does it: who draws has finished the item before, so with n + threads numbers drawn all is done.
 static _Alignas(64) atomic_size_t drawn;  // numbers so far
 static int spins = 20000;                 // of a wait, before others may run; 0 with more threads than processors
-static _Thread_local size_t past;         // of these, for work that is done; both begin at 0 in a parallel region
+static _Thread_local size_t past;         // of these, for loops that are over; both begin at 0 in a parallel region
 
 static bool next_item(size_t *item, size_t n) {
     if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
@@ -113,7 +115,7 @@ static bool next_item(size_t *item, size_t n) {
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
 // A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree, on any machine. A
-// register has WIDTH lanes; the sums of the TILE_T tokens by TILE_R rows that a kernel multiplies at a time fill them.
+// Vec has WIDTH lanes; the sums of the TILE_T tokens by TILE_R rows that a kernel multiplies at a time fill them.
 #if defined __AVX512F__
 enum { LANES = 16, WIDTH = 16, PARTS = LANES / WIDTH, TILE_T = 6, TILE_R = 4 };
 #else
@@ -422,7 +424,7 @@ static float weight(const Tensor *t, size_t i) {
     return widened.value;
 }
 
-// out[t][r] = x[t] . w[r], or that much more, over n elements (a multiple of 16) of T tokens and R rows. T and R are
+// out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16) of T tokens and R rows. T and R are
 // constants, the T * R sums live in registers: a vector of x serves R rows, a vector of w T tokens. Element k of row r
 // is at w[r * row + k / 16 * step + k % 16]. ahead (a constant): the next R rows are fetched from memory meanwhile.
 INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
@@ -483,9 +485,9 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t last, size
     }
 }
 
-// Products of one x (T, columns): out (T, rows) = x w^T plus bias (rows) if not NULL. Threads share panels of rows. One
-// is read from memory once, a block of k at a time, past which tokens stream. It is copied where w's ends do not fill a
-// tile, and where LONG tiles of tokens or more would each widen bfloat16 again.
+// Products of one x (T, columns): out (T, rows) = x w^T plus bias (rows) if not NULL. Threads share panels of rows. A
+// panel is read from memory once, a block of k at a time, past which tokens stream. It is copied where w's ends do not
+// fill a tile, and where LONG tiles of tokens or more would each widen bfloat16 again.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // not on the stack, which may be as small as this
@@ -548,7 +550,7 @@ INLINE float fast_tanh(float x) {
 // x kept within -cap .. cap (Gemma 2); 0: as it is.
 INLINE float capped(float x, float cap) { return cap > 0 ? cap * fast_tanh(x / cap) : x; }
 
-// erf(x) to 2 ulp: x + x P(x^2) below 1 (to 1e-9), above 1 - e^Q(x), Q close to ln erfc(x) (to 1e-9 of erf; 4 is 1).
+// erf(x) to 2 ulp: x + x P(x^2) below 1 (to 1e-9), above 1 - e^Q(x), Q close to ln erfc(x) (to 1e-9 of erf; 1 from 4).
 INLINE float fast_erf(float x) {
     static const float p[] = {7.85388411e-5f, -8.01020109e-4f, 5.18832863e-3f, -2.68538125e-2f, 1.12835852e-1f,
                               -3.76126258e-1f, 1.28379167e-1f};
@@ -574,8 +576,8 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
-typedef struct { float largest; double sum; } Softmax;  // score of a set of positions; of e^(score - largest)
-// What attends for a tile of queries: weights (rows, KV_BLOCK), sums (rows), the others (rows, head_stride).
+typedef struct { float largest; double sum; } Softmax;  // of some positions: largest score; sum of e^(score - largest)
+// A thread's memory for a tile of queries: weights (rows, KV_BLOCK), sums (rows), the others (rows, head_stride).
 typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows
@@ -583,7 +585,7 @@ typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } S
 typedef struct {
     const Model *model;
     size_t context, chunk, logit_rows;
-    size_t position, written;    // tokens in the cache; and before some of them were taken back
+    size_t position, written;    // tokens in the cache; the most it held since it was empty
     size_t head_stride, q_rows;  // q_rows: of a tile of queries that share a key/value head
     void *block;                                  // that holds all of these:
     float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
@@ -595,7 +597,7 @@ typedef struct {
     float *logits;                                // (logit_rows, vocab_size)
     size_t *first_block;                          // (n_layers) of a layer in the cache
     float *k_cache, *v_cache;                     // blocks of KV_BLOCK positions, see cache_at()
-    float *hidden;                                // (n_layers + 1, context, dim) if asked for, else NULL
+    float *hidden;                                // (n_layers + 1, context, dim), rows of dim, or NULL
 } Run;
 
 // Slots of layer l's cache, position p in p % slots: the context, or what a chunk sees by its window; whole blocks.
@@ -774,11 +776,11 @@ static size_t oldest(const Run *r, size_t l, size_t t) {
 }
 
 // One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
-//   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their softmax.
+//   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their largest score and sum.
 static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t start, size_t t0, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, at = cache_at(r, l, h, start), step;
-    weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);
+    weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);  // scores: keys are transposed
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
         size_t high = min_size(end - min_size(end, start), KV_BLOCK), low = min_size(old - min_size(old, start), high);
@@ -823,7 +825,7 @@ static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
 
 // Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
 // Threads share kv heads and tiles of tokens or, for one token, blocks of positions, some neighbours at a time so that
-// each reads on and on; these are merged later, in the same order.
+// each reads a long stretch; these are merged later, in the same order.
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
@@ -1062,7 +1064,7 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
             while (count < b && of_class(e->t, x, i + count, op[2])) count++;
             if (count > a) append(&e->choices, &(Choice){pc, i + a, i + count - 1}, sizeof(Choice));
             i += count, good = count >= a;
-        } else if (op[0] == OP_GO) {  // on with the next row, then there; a: the other way round, b: there only
+        } else if (op[0] == OP_GO) {  // on with the next row, then there; a: the other way round, a and b: there only
             if (!b) append(&e->choices, &(Choice){a ? pc : op[1], i, i}, sizeof(Choice));
             if (a) pc = op[1];
         } else {  // OP_SUB: what follows, by itself, then on there; a: not; b: 0 look-ahead, 1 look-behind, 2 atomic
@@ -1472,7 +1474,7 @@ static void filter(Sampler *s, float largest) {
     Candidate *c = s->candidates;
     size_t n = s->vocab_size;
     double total = 0;
-    if (s->top_k > 0) n = keep_best(c, n, s->top_k);
+    if (s->top_k > 0) n = keep_best(c, n, s->top_k);  // weights are 1 as yet
     for (size_t i = 0; i < n; total += (double)c[i++].weight)
         c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
     if (s->top_p < 1) n = keep_best(c, n, s->top_p * total);
@@ -1517,13 +1519,15 @@ static void print(const void *data, size_t size) {
 static void print_from(const Buffer *b, size_t start) { if (b->size > start) print(b->data + start, b->size - start); }
 
 // Makes stdout a device or FIFO, or a temporary file that replaces that at `path`, a link's target, when it is whole.
-static void open_output(const char *path, const char *model) {
+static void open_output(const char *path) {
     const char *target = realpath(path, NULL);
-    struct stat old, used;
+    struct stat old;
     output = target ? target : path;
     bool exists = !stat(output, &old), in_place = exists && !S_ISREG(old.st_mode);
-    if (exists && !stat(model, &used) && old.st_dev == used.st_dev && old.st_ino == used.st_ino)
-        die("-o names the model, %s (name another file)", output);
+    fstat(STDIN_FILENO, &in_use[2]);
+    for (int i = 0; exists && !in_place && i < 3; i++)
+        if (old.st_dev == in_use[i].st_dev && old.st_ino == in_use[i].st_ino)
+            die("-o names %s, which is read (name another file)", output);
     if (!in_place && asprintf(&unfinished, "%s.%ld.part", output, (long)getpid()) < 0) unfinished = NULL;
     int fd = in_place ? open(output, O_WRONLY) : open(unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0666);
     if (fd < 0) unfinished = NULL;
@@ -1566,10 +1570,10 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
     tokenizer_load(t, path);
     size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
     if (o->model && ((hash && t->hash && t->hash != hash) || t->n_ids > rows))
-        die("%s (%zu ids, fingerprint %016zx) does not fit %s (%zu rows, fingerprint %016zx) (name its own with -z)",
+        die("%s (%zu ids, fingerprint %zu) does not fit %s (%zu rows, fingerprint %zu) (name its own with -z)",
             path, t->n_ids, (size_t)t->hash, model, rows, hash);
     if (t->n_ids < rows && !(hash && t->hash))
-        fprintf(stderr, "run: note: %s has %zu ids, %s has %zu rows\n", path, t->n_ids, model, rows);
+        fprintf(stderr, "run: note: %s has %zu ids, %s %zu rows (-z names another)\n", path, t->n_ids, model, rows);
 }
 
 // The prompt of -i, -f or -I ("1 2 3", each in the vocabulary); where `starts`, an empty one becomes the model's BOS.
@@ -1679,7 +1683,7 @@ static void new_session(Session *x, const Options *o, const Model *m, const Toke
     new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
 }
 
-// Feeds those of n ids that the cache lacks, then samples and prints more. Whether the text or the user came to an end.
+// Feeds those of n ids that the cache lacks, then samples and prints more. True if the text ended or the user ended it.
 static bool write_on(Session *x, const int *ids, size_t n) {
     Run *r = &x->run;
     size_t room = r->context - n, wanted = x->o->n_new < 0 ? room : min_size(room, (size_t)x->o->n_new);
@@ -1725,7 +1729,7 @@ static bool next_turn(const Options *o, Buffer *talk) {
 static void chat(Session *x) {
     const Options *o = x->o;
     size_t context = x->run.context;
-    Buffer talk = {0};
+    Buffer talk = {0};  // of Buffers: users' turns and replies
     bool full = false;
     while (!full && next_turn(o, &talk)) {
         size_t n, n_said = talk.size / sizeof talk, same = 0;
@@ -1734,7 +1738,9 @@ static void chat(Session *x) {
         context_for(o, x->run.model, context, n);  // dies if the first turn does not fit
         while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
         x->run.position = keepable(&x->run, same), x->decoder = (Decoder){0}, x->out = (Buffer){0}, stoppable = 1;
-        full = !write_on(x, ids, n) && x->ids.size == context * sizeof *ids;
+        bool ended = write_on(x, ids, n);
+        full = !ended && x->ids.size == context * sizeof *ids;
+        if (!ended && !full) fprintf(stderr, "run: note: the reply was cut at %g tokens (-n -1: no limit)\n", o->n_new);
         append(&talk, &x->out, sizeof x->out);
         stoppable = 0, free(ids);
     }
@@ -1794,7 +1800,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     Run r;
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
-    if (o->output && strcmp(o->output, "-")) open_output(o->output, m->file.path);
+    if (o->output && strcmp(o->output, "-")) open_output(o->output);
     double start = seconds(CLOCK_MONOTONIC), nll = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
         n = min_size(context, p->n - first), r.position = 0;

@@ -605,7 +605,7 @@ def test_a_tokenizer_of_another_model(tmp_path):
     model.write_bytes(data)
     for mode in ("generate", "logits", "perplexity", "tokenize", "check"):
         args = ["-i", "Once upon a time"] if mode != "check" else ["-z", tmp_path / "tokenizer.bin"]
-        refused_words = [f"{mark:x}", f"{mark ^ 1:x}", "stories.bin", "tokenizer.bin"]
+        refused_words = [f"{mark}", f"{mark ^ 1}", "stories.bin", "tokenizer.bin"]
         done = run(model, "-m", mode, *args)
         if mode != "check":
             is_one_error(done, 1, *refused_words)
@@ -702,14 +702,16 @@ def test_o_through_a_link(tiny, tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").stat().st_size == 2 * 4 * 300
 
 
-def test_o_is_not_the_model(tiny, tmp_path):
-    """By no name does -o replace the checkpoint that is being read."""
-    model = tmp_path / "model.bin"
-    model.write_bytes(tiny.model.read_bytes())
+def test_o_is_not_what_is_read(tiny, tmp_path):
+    """By no name does -o replace the checkpoint, the tokenizer or the prompt that is being read."""
+    model, tokenizer, prompt = (tmp_path / name for name in ("model.bin", "model.tokenizer.bin", "prompt"))
+    for path, source in ((model, tiny.model), (tokenizer, tiny.tokenizer), (prompt, None)):
+        path.write_bytes(source.read_bytes() if source else b"hello")
     (tmp_path / "link").symlink_to(model), os.link(model, tmp_path / "other")
-    for name in ("model.bin", "./model.bin", "link", "other"):
-        refused(1, model, "-m", "logits", "-I", "1 2", "-o", tmp_path / name, words=["-o names the model"])
-    assert model.read_bytes() == tiny.model.read_bytes() and len(list(tmp_path.iterdir())) == 3
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for path in [*before, tmp_path / "../" / tmp_path.name / "model.bin"]:
+        refused(1, model, "-m", "logits", "-f", prompt, "-o", path, words=["-o names", "which is read"])
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before and (tmp_path / "link").is_symlink()
 
 
 def test_o_beyond_a_size_limit_and_after_a_killed_run(tiny, tmp_path):
