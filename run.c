@@ -645,8 +645,8 @@ static size_t lay_out(Run *r, char *block) {
         {&s->q, rows, r->head_stride}, {&s->part, rows, r->head_stride}, {&s->total, rows, r->head_stride},
         {&s->weights, rows, KV_BLOCK}, {&s->part_sum, rows, softmax}, {&s->sum, rows, softmax},
         {&r->parts, blocks, mul(c->n_heads, r->head_stride)}, {&r->part_sums, blocks, mul(c->n_heads, softmax)},
-        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->first_block, c->n_layers, 2},
-        {&r->k_cache, 1, cache_size(r)}, {&r->v_cache, 1, cache_size(r)}};
+        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cache_size(r)},
+        {&r->v_cache, 1, cache_size(r)}, {&r->first_block, c->n_layers, sizeof(size_t) / sizeof(float)}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (block) memcpy(arrays[i].array, &(char *){block + end}, sizeof(char *));
         end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
