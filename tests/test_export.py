@@ -755,9 +755,11 @@ def test_interruption_leaves_nothing(run, tmp_path, plain, monkeypatch, error):
 
 
 def test_signals(tmp_path):
+    """Also where a shell has started the suite in the background, with SIGINT ignored."""
     folder = models.tiny_llama(tmp_path / "m")
-    slow = "import sys, time; sys.path.insert(0, sys.argv[1]); import export, numpy; " \
-           "numpy.isfinite = lambda a: (print('writing', flush=True), time.sleep(30)); export.main(sys.argv[2:])"
+    slow = "import signal, sys, time; sys.path.insert(0, sys.argv[1]); import export, numpy; " \
+           "signal.signal(signal.SIGINT, signal.default_int_handler); " \
+           "numpy.isfinite = lambda a: (print('writing', flush=True), time.sleep(300)); export.main(sys.argv[2:])"
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         process = subprocess.Popen([sys.executable, "-c", slow, EXPORT.parent, folder, tmp_path / "x.bin"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -765,7 +767,7 @@ def test_signals(tmp_path):
         assert any(name.endswith(".tmp") for name in os.listdir(tmp_path))
         process.send_signal(number)
         errors = process.stderr.read()
-        assert process.wait(20) == code and errors.count(b"\n") == 1 and b"has no tokenizer, and none is written" in errors
+        assert process.wait(120) == code and errors.count(b"\n") == 1 and b"has no tokenizer" in errors
         assert os.listdir(tmp_path) == ["m"]
 
 
