@@ -581,12 +581,12 @@ typedef struct { float largest; double sum; } Softmax;  // of some positions: la
 typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
 
 // What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows
-// of activations have stride() floats, heads in the cache and in attention head_stride: head_dim rounded up to 16.
+// of activations have stride() floats, heads in the cache and in attention head_stride(): head_dim rounded up to 16.
 typedef struct {
     const Model *model;
     size_t context, chunk, logit_rows;
     size_t position, written;    // tokens in the cache; the most it held since it was empty
-    size_t head_stride, q_rows;  // q_rows: of a tile of queries that share a key/value head
+    size_t q_rows;               // of a tile of queries that share a key/value head
     void *block;                                  // that holds all of these:
     float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
     float *q, *attended, *k, *v;                  // (T, n_heads * head_dim), of k and v (T, n_kv_heads * head_dim)
@@ -608,7 +608,8 @@ static size_t slots(const Run *r, size_t l) {
 
 // The cache holds a layer's blocks one after the other. A block holds, for each key/value head, values (KV_BLOCK,
 // head_stride) or keys (head_stride, KV_BLOCK): scores of neighbours lie side by side.
-static size_t block_size(const Run *r) { return mul(r->model->config.n_kv_heads, mul(KV_BLOCK, r->head_stride)); }
+static size_t head_stride(const Run *r) { return round_up(r->model->config.head_dim, LANES); }
+static size_t block_size(const Run *r) { return mul(r->model->config.n_kv_heads, mul(KV_BLOCK, head_stride(r))); }
 static size_t cache_size(const Run *r) {
     size_t positions = 0;
     for (size_t l = 0; l < r->model->config.n_layers; l++) positions = add(positions, slots(r, l));
@@ -617,7 +618,7 @@ static size_t cache_size(const Run *r) {
 
 // Where a position's block is in layer l's keys and values, for key/value head h.
 static size_t cache_at(const Run *r, size_t l, size_t h, size_t position) {
-    return (r->first_block[l] + position % slots(r, l) / KV_BLOCK) * block_size(r) + h * KV_BLOCK * r->head_stride;
+    return (r->first_block[l] + position % slots(r, l) / KV_BLOCK) * block_size(r) + h * KV_BLOCK * head_stride(r);
 }
 
 // How many of the first `same` tokens may stay in the cache: all, or none if later ones took what a window needs.
@@ -633,7 +634,7 @@ static size_t keepable(const Run *r, size_t same) {
 static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, T = r->chunk, blocks = r->context / KV_BLOCK + 1, end = 0;
-    r->head_stride = round_up(c->head_dim, LANES), r->q_rows = group > Q_ROWS ? group : Q_ROWS;
+    r->q_rows = group > Q_ROWS ? group : Q_ROWS;
     size_t q_dim = stride(mul(c->n_heads, c->head_dim)), kv_dim = stride(mul(c->n_kv_heads, c->head_dim));
     size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), angles = mul(c->n_rope_tables, c->rope_dim / 2);
     size_t rows = mul((size_t)omp_get_max_threads(), r->q_rows), softmax = sizeof(Softmax) / sizeof(float);
@@ -642,9 +643,9 @@ static size_t lay_out(Run *r, char *block) {
         {&r->x, T, dim}, {&r->normed, T, dim}, {&r->branch, T, dim}, {&r->q, T, q_dim}, {&r->attended, T, q_dim},
         {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->gate, T, hidden_dim}, {&r->up, T, hidden_dim},
         {&r->cosine, T, angles}, {&r->sine, T, angles},
-        {&s->q, rows, r->head_stride}, {&s->part, rows, r->head_stride}, {&s->total, rows, r->head_stride},
+        {&s->q, rows, head_stride(r)}, {&s->part, rows, head_stride(r)}, {&s->total, rows, head_stride(r)},
         {&s->weights, rows, KV_BLOCK}, {&s->part_sum, rows, softmax}, {&s->sum, rows, softmax},
-        {&r->parts, blocks, mul(c->n_heads, r->head_stride)}, {&r->part_sums, blocks, mul(c->n_heads, softmax)},
+        {&r->parts, blocks, mul(c->n_heads, head_stride(r))}, {&r->part_sums, blocks, mul(c->n_heads, softmax)},
         {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cache_size(r)},
         {&r->v_cache, 1, cache_size(r)}, {&r->first_block, c->n_layers, sizeof(size_t) / sizeof(float)}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
@@ -724,8 +725,8 @@ static void place(Run *r, size_t l, size_t i, size_t T) {
         float *q = r->q + query_at(r, t, 0), *k = r->k + t * row, *v = r->v + t * row;
         norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
         rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
-        for (size_t h = 0; h < c->n_kv_heads; h++, k += n, v += n, block += KV_BLOCK * r->head_stride) {
-            memcpy(r->v_cache + block + at * r->head_stride, v, n * sizeof *v);
+        for (size_t h = 0; h < c->n_kv_heads; h++, k += n, v += n, block += KV_BLOCK * head_stride(r)) {
+            memcpy(r->v_cache + block + at * head_stride(r), v, n * sizeof *v);
             for (size_t d = 0; d < n; d++) r->k_cache[block + d * KV_BLOCK + at] = k[d];
         }
     }
@@ -779,7 +780,7 @@ static size_t oldest(const Run *r, size_t l, size_t t) {
 //   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their largest score and sum.
 static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t start, size_t t0, size_t T) {
     const Config *c = &r->model->config;
-    size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, at = cache_at(r, l, h, start), step;
+    size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), at = cache_at(r, l, h, start), step;
     weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);  // scores: keys are transposed
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
@@ -796,9 +797,9 @@ static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t st
 // Adds what a block of positions gave a query, part (n), to the total of those before (online softmax, Milakov and
 // Gimelshein 2018): both fade to the larger of their largest scores.
 static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t n) {
+    if (p.sum == 0) return;  // it sees none of the block
     float largest = p.largest > s->largest ? p.largest : s->largest;
     float fade = fast_exp(s->largest - largest), gain = fast_exp(p.largest - largest);
-    if (p.sum == 0) return;  // it sees none of the block
     for (size_t i = 0; i < n; i++) total[i] = __builtin_fmaf(total[i], fade, part[i] * gain);
     *s = (Softmax){largest, s->sum * (double)fade + p.sum * (double)gain};
 }
@@ -812,7 +813,7 @@ static void finish(Run *r, size_t t, size_t head, const float *total, Softmax s)
 // This thread's scratch, with the queries of T tokens from t0 on for key/value head h.
 static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
     const Config *c = &r->model->config;
-    size_t row = (size_t)omp_get_thread_num() * r->q_rows, n = r->head_stride, group = c->n_heads / c->n_kv_heads;
+    size_t row = (size_t)omp_get_thread_num() * r->q_rows, n = head_stride(r), group = c->n_heads / c->n_kv_heads;
     Scratch s = r->scratch;
     s.q += row * n, s.part += row * n, s.total += row * n, s.weights += row * KV_BLOCK, s.part_sum += row, s.sum += row;
     for (size_t q = 0; q < T * group; q++) {
@@ -828,7 +829,7 @@ static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
 // each reads a long stretch; these are merged later, in the same order.
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
-    size_t group = c->n_heads / c->n_kv_heads, n = r->head_stride, threads = (size_t)omp_get_num_threads();
+    size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), threads = (size_t)omp_get_num_threads();
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), first = oldest(r, l, 0) / KV_BLOCK;
     size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile, all = c->n_kv_heads * shares;
     for (size_t item, each = T == 1 ? 1 + all / threads / 2 : 1; next_item(&item, (all + each - 1) / each);)
@@ -904,7 +905,7 @@ static void forward(Run *r, const int *tokens, size_t T) {
             const Layer *w = &m->layers[l];
             const float *n = w->attention_norm ? r->normed : r->x;
             matmul(n, T, (Product[]){{r->q, w->wq, w->bq}, {r->k, w->wk, w->bk}, {r->v, w->wv, w->bv}}, 3);
-            for (size_t i; next_item(&i, T / LANES + 2);) place(r, l, i, T);
+            for (size_t i; next_item(&i, (r->position % LANES + T - 1) / LANES + 1);) place(r, l, i, T);
             attention(r, l, T);
             matmul(r->attended, T, &(Product){r->branch, w->wo, w->bo}, 1);
             for (size_t t; next_item(&t, T); norm_before(r, t, w->ffn_norm, w->ffn_norm_bias))
@@ -1633,7 +1634,6 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
 static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
     size_t wanted = n_new < 0 ? m->config.seq_len : (size_t)n_new, full = context_for(o, m, m->config.seq_len, n);
     Run r = {.model = m, .context = full, .chunk = min_size((size_t)o->chunk, full)};
-    lay_out(&r, NULL);
     double room = (double)available_memory() / (2 * sizeof(float) * (double)cache_size(&r));
     size_t fits = room < 1 ? (size_t)(room * (double)full) : full;
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
@@ -1740,7 +1740,7 @@ static void chat(Session *x) {
         x->run.position = keepable(&x->run, same), x->decoder = (Decoder){0}, x->out = (Buffer){0}, stoppable = 1;
         bool ended = write_on(x, ids, n);
         full = !ended && x->ids.size == context * sizeof *ids;
-        if (!ended && !full) fprintf(stderr, "run: note: the reply was cut at %g tokens (-n -1: no limit)\n", o->n_new);
+        if (!ended && !full) fprintf(stderr, "run: note: the reply was cut at %.0f tokens (-n -1: all)\n", o->n_new);
         append(&talk, &x->out, sizeof x->out);
         stoppable = 0, free(ids);
     }
