@@ -577,27 +577,30 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 // ---- attention ------------------------------------------------------------------------------------------------------
 enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
 typedef struct { float largest; double sum; } Softmax;  // of some positions: largest score; sum of e^(score - largest)
-// A thread's memory for a tile of queries: weights (rows, KV_BLOCK), sums (rows), the others (rows, head_stride).
-typedef struct { float *q, *part, *total, *weights; Softmax *part_sum, *sum; } Scratch;
 
-// What a run needs besides the model: the cache and the arrays that a chunk of T <= chunk tokens passes through. Rows
-// of activations have stride() floats, heads in the cache and in attention head_stride(): head_dim rounded up to 16.
+// The arrays that a chunk of T <= chunk tokens passes through: ARRAY(type, name, rows, columns). Rows of activations
+// have stride() floats, heads in the cache and in attention `head`: head_dim rounded up to 16.
+#define ARRAYS(ARRAY)                                                                                                  \
+    ARRAY(float, x, T, dim) ARRAY(float, normed, T, dim) ARRAY(float, branch, T, dim) /* residual, in and out of a */  \
+    ARRAY(float, q, T, q_dim) ARRAY(float, k, T, kv_dim) ARRAY(float, v, T, kv_dim)   /* sublayer */                   \
+    ARRAY(float, attended, T, q_dim) ARRAY(float, gate, T, hidden_dim) ARRAY(float, up, T, hidden_dim)                 \
+    ARRAY(float, cosine, T, angles) ARRAY(float, sine, T, angles) /* angles: n_rope_tables * rope_dim / 2 */           \
+    ARRAY(float, tile, rows, head) ARRAY(float, weights, rows, KV_BLOCK) /* of each thread's q_rows queries, and of */ \
+    ARRAY(float, part, rows, head) ARRAY(Softmax, part_sum, rows, 1)     /* these what a block of positions gives */   \
+    ARRAY(float, total, parts, c->n_heads * head) ARRAY(Softmax, sum, parts, c->n_heads) /* parts: tokens or blocks */ \
+    ARRAY(float, logits, r->logit_rows, stride(c->vocab_size)) ARRAY(size_t, first_block, 1, c->n_layers)              \
+    ARRAY(float, k_cache, 1, cache_size(r)) ARRAY(float, v_cache, 1, cache_size(r)) /* see cache_at() */
+#define ARRAY_MEMBER(type, name, rows, columns) type *name;
+
+// What a run needs besides the model.
 typedef struct {
     const Model *model;
     size_t context, chunk, logit_rows;
-    size_t position, written;    // tokens in the cache; the most it held since it was empty
-    size_t q_rows;               // of a tile of queries that share a key/value head
-    void *block;                                  // that holds all of these:
-    float *x, *normed, *branch;                   // (T, dim) the residual stream, a sublayer's input and its output
-    float *q, *attended, *k, *v;                  // (T, n_heads * head_dim), of k and v (T, n_kv_heads * head_dim)
-    float *gate, *up, *cosine, *sine;             // (T, hidden_dim) and (T, n_rope_tables, rope_dim / 2)
-    Scratch scratch;                              // (threads, q_rows, ...)
-    float *parts;                                 // (blocks of the context, n_heads, head_stride)
-    Softmax *part_sums;                           // (blocks of the context, n_heads)
-    float *logits;                                // (logit_rows, vocab_size)
-    size_t *first_block;                          // (n_layers) of a layer in the cache
-    float *k_cache, *v_cache;                     // blocks of KV_BLOCK positions, see cache_at()
-    float *hidden;                                // (n_layers + 1, context, dim), rows of dim, or NULL
+    size_t position, written;  // tokens in the cache; the most it held since it was empty
+    size_t q_rows;             // of a tile of queries that share a key/value head
+    float *hidden;             // (n_layers + 1, context, dim), rows of dim, or NULL
+    void *block;               // that holds all of these:
+    ARRAYS(ARRAY_MEMBER)
 } Run;
 
 // Slots of layer l's cache, position p in p % slots: the context, or what a chunk sees by its window; whole blocks.
@@ -635,23 +638,14 @@ static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, T = r->chunk, blocks = r->context / KV_BLOCK + 1, end = 0;
     r->q_rows = group > Q_ROWS ? group : Q_ROWS;
-    size_t q_dim = stride(mul(c->n_heads, c->head_dim)), kv_dim = stride(mul(c->n_kv_heads, c->head_dim));
-    size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), angles = mul(c->n_rope_tables, c->rope_dim / 2);
-    size_t rows = mul((size_t)omp_get_max_threads(), r->q_rows), softmax = sizeof(Softmax) / sizeof(float);
-    Scratch *s = &r->scratch;
-    struct { void *array; size_t rows, columns; } arrays[] = {
-        {&r->x, T, dim}, {&r->normed, T, dim}, {&r->branch, T, dim}, {&r->q, T, q_dim}, {&r->attended, T, q_dim},
-        {&r->k, T, kv_dim}, {&r->v, T, kv_dim}, {&r->gate, T, hidden_dim}, {&r->up, T, hidden_dim},
-        {&r->cosine, T, angles}, {&r->sine, T, angles},
-        {&s->q, rows, head_stride(r)}, {&s->part, rows, head_stride(r)}, {&s->total, rows, head_stride(r)},
-        {&s->weights, rows, KV_BLOCK}, {&s->part_sum, rows, softmax}, {&s->sum, rows, softmax},
-        {&r->parts, blocks, mul(c->n_heads, head_stride(r))}, {&r->part_sums, blocks, mul(c->n_heads, softmax)},
-        {&r->logits, r->logit_rows, stride(c->vocab_size)}, {&r->k_cache, 1, cache_size(r)},
-        {&r->v_cache, 1, cache_size(r)}, {&r->first_block, c->n_layers, sizeof(size_t) / sizeof(float)}};
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        if (block) memcpy(arrays[i].array, &(char *){block + end}, sizeof(char *));
-        end = round_up(add(end, mul(mul(arrays[i].rows, arrays[i].columns), sizeof(float))), 64);
-    }
+    size_t rows = mul((size_t)omp_get_max_threads(), r->q_rows), parts = T > blocks ? T : blocks;
+    size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), q_dim = stride(mul(c->n_heads, c->head_dim));
+    size_t kv_dim = stride(mul(c->n_kv_heads, c->head_dim)), angles = mul(c->n_rope_tables, c->rope_dim / 2);
+    size_t head = head_stride(r);
+#define LAY(type, name, rows, columns)                                                                                 \
+    if (block) r->name = (void *)(block + end);                                                                        \
+    end = round_up(add(end, mul(mul(rows, columns), sizeof(type))), 64);
+    ARRAYS(LAY)
     return end;
 }
 
@@ -776,24 +770,6 @@ static size_t oldest(const Run *r, size_t l, size_t t) {
     return end - min_size(end, r->model->layers[l].window);
 }
 
-// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l:
-//   part[q] = sum of weight * v over the positions that q's token sees, part_sum[q] their largest score and sum.
-static void attend(const Run *r, const Scratch *s, size_t l, size_t h, size_t start, size_t t0, size_t T) {
-    const Config *c = &r->model->config;
-    size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), at = cache_at(r, l, h, start), step;
-    weigh(s->weights, s->q, n, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);  // scores: keys are transposed
-    for (size_t q = 0; q < T * group; q += step) {
-        size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
-        size_t high = min_size(end - min_size(end, start), KV_BLOCK), low = min_size(old - min_size(old, start), high);
-        bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // all of it, and so do later queries
-        step = whole ? T * group - q : group;
-        for (size_t i = q; i < q + step; i++)
-            s->part_sum[i] = softmax(c, s->weights + i * KV_BLOCK, (int)low, (int)high);
-        const float *weights = s->weights + q * KV_BLOCK + low, *values = r->v_cache + at + low * n;
-        weigh(s->part + q * n, weights, KV_BLOCK, values, n, high - low, step);
-    }
-}
-
 // Adds what a block of positions gave a query, part (n), to the total of those before (online softmax, Milakov and
 // Gimelshein 2018): both fade to the larger of their largest scores.
 static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t n) {
@@ -804,24 +780,27 @@ static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t
     *s = (Softmax){largest, s->sum * (double)fade + p.sum * (double)gain};
 }
 
-// attended = total / sum, for one query.
-static void finish(Run *r, size_t t, size_t head, const float *total, Softmax s) {
-    float *out = r->attended + query_at(r, t, head);
-    for (size_t d = 0; d < r->model->config.head_dim; d++) out[d] = (float)((double)total[d] / s.sum);
-}
-
-// This thread's scratch, with the queries of T tokens from t0 on for key/value head h.
-static Scratch new_scratch(const Run *r, size_t h, size_t t0, size_t T) {
+// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l: softmax(scale *
+// q . k) v over those that each token sees is merged into the totals from row `to` on.
+static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T, size_t to) {
     const Config *c = &r->model->config;
-    size_t row = (size_t)omp_get_thread_num() * r->q_rows, n = head_stride(r), group = c->n_heads / c->n_kv_heads;
-    Scratch s = r->scratch;
-    s.q += row * n, s.part += row * n, s.total += row * n, s.weights += row * KV_BLOCK, s.part_sum += row, s.sum += row;
-    for (size_t q = 0; q < T * group; q++) {
-        const float *head = r->q + query_at(r, t0 + q / group, h * group + q % group);
-        memcpy(s.q + q * n, head, c->head_dim * sizeof *head);
-        memset(s.total + q * n, 0, n * sizeof *head), s.sum[q] = (Softmax){-INFINITY, 0};
+    size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), at = cache_at(r, l, h, start), step;
+    size_t row = (size_t)omp_get_thread_num() * r->q_rows;
+    float *weights = r->weights + row * KV_BLOCK, *part = r->part + row * n;
+    Softmax *sum = r->part_sum + row;
+    weigh(weights, r->tile + row * n, n, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);  // keys are transposed
+    for (size_t q = 0; q < T * group; q += step) {
+        size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
+        size_t high = min_size(end - min_size(end, start), KV_BLOCK), low = min_size(old - min_size(old, start), high);
+        bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // all of it, and so do later queries
+        step = whole ? T * group - q : group;
+        for (size_t i = q; i < q + step; i++) sum[i] = softmax(c, weights + i * KV_BLOCK, (int)low, (int)high);
+        weigh(part + q * n, weights + q * KV_BLOCK + low, KV_BLOCK, r->v_cache + at + low * n, n, high - low, step);
+        for (size_t i = q, to_head; i < q + step; i++) {
+            to_head = (to + i / group) * c->n_heads + h * group + i % group;
+            merge(r->total + to_head * n, &r->sum[to_head], part + i * n, sum[i], n);
+        }
     }
-    return s;
 }
 
 // Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
@@ -831,29 +810,29 @@ static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), threads = (size_t)omp_get_num_threads();
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), first = oldest(r, l, 0) / KV_BLOCK;
-    size_t shares = T == 1 ? r->position / KV_BLOCK + 1 - first : (T + tile - 1) / tile, all = c->n_kv_heads * shares;
-    for (size_t item, each = T == 1 ? 1 + all / threads / 2 : 1; next_item(&item, (all + each - 1) / each);)
+    size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - first : 1, row = (size_t)omp_get_thread_num() * r->q_rows;
+    size_t all = (T + tile - 1) / tile * blocks * c->n_kv_heads, each = T == 1 ? 1 + all / threads / 2 : 1;
+    for (size_t item; next_item(&item, (all + each - 1) / each);)
         for (size_t i = item * each; i < min_size(item * each + each, all); i++) {
             size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
-            size_t n_tokens = min_size(tile, T - t0), queries = n_tokens * group;
+            size_t n_tokens = min_size(tile, T - t0), to = T == 1 ? share : t0;
             size_t block = T == 1 ? first + share : oldest(r, l, t0) / KV_BLOCK;
             size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
-            Scratch s = new_scratch(r, h, t0, n_tokens);
-            if (T == 1) s.part = r->parts + i * group * n, s.part_sum = r->part_sums + i * group;
-            for (; block <= last; block++) {
-                attend(r, &s, l, h, block * KV_BLOCK, t0, n_tokens);
-                for (size_t q = 0; q < queries && T > 1; q++)
-                    merge(s.total + q * n, &s.sum[q], s.part + q * n, s.part_sum[q], n);
+            for (size_t q = 0; q < n_tokens * group; q++) {
+                size_t head = h * group + q % group, to_head = (to + q / group) * c->n_heads + head;
+                const float *from = r->q + query_at(r, t0 + q / group, head);
+                memcpy(r->tile + (row + q) * n, from, c->head_dim * sizeof *from);
+                memset(r->total + to_head * n, 0, n * sizeof *from), r->sum[to_head] = (Softmax){-INFINITY, 0};
             }
-            for (size_t q = 0; q < queries && T > 1; q++)
-                finish(r, t0 + q / group, h * group + q % group, s.total + q * n, s.sum[q]);
+            for (; block <= last; block++) attend(r, l, h, block * KV_BLOCK, t0, n_tokens, to);
         }
-    for (size_t head; T == 1 && next_item(&head, c->n_heads);) {
-        float *total = r->parts + head * n;  // of the first block
-        for (size_t i = head + c->n_heads; i < shares * c->n_heads; i += c->n_heads)
-            merge(total, &r->part_sums[head], r->parts + i * n, r->part_sums[i], n);
-        finish(r, 0, head, total, r->part_sums[head]);
-    }
+    for (size_t head; next_item(&head, c->n_heads);)
+        for (size_t t = 0, i = head; t < T; t++, i += c->n_heads) {
+            for (size_t b = 1, other = i; b < blocks; b++)
+                other += c->n_heads, merge(r->total + i * n, &r->sum[i], r->total + other * n, r->sum[other], n);
+            float *out = r->attended + query_at(r, t, head), *total = r->total + i * n;
+            for (size_t d = 0; d < c->head_dim; d++) out[d] = (float)((double)total[d] / r->sum[i].sum);
+        }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
