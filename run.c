@@ -65,9 +65,8 @@ static size_t round_up(size_t a, size_t unit) { return add(a, unit - 1) / unit *
 
 // Zeroed memory for count elements of a size. A page of a large block costs nothing until it is touched.
 static void *allocate(size_t count, size_t size, const char *what) {
-    size_t bytes = mul(count, size);
-    void *block = calloc(bytes ? bytes : 1, 1);
-    if (!block) die("no memory for %s: %zu bytes (a smaller -c or -b needs less)", what, bytes);
+    void *block = calloc(count + !count, size);
+    if (!block) die("no memory for %s: %zu times %zu bytes (a smaller -c or -b needs less)", what, count, size);
     return block;
 }
 
@@ -246,12 +245,10 @@ INLINE size_t size_of(Type type) { return type == BF16 ? 2 : 4; }
 #define COUNT_MEMBER(name, low, high) size_t name;
 #define INT_MEMBER(name, low, high) int64_t name;
 #define REAL_MEMBER(name, low, high) double name;
-#define COUNT_FIELD(name, low, high) {#name, 'c', low, (double)high},
-#define INT_FIELD(name, low, high) {#name, 'i', low, high},
-#define REAL_FIELD(name, low, high) {#name, 'r', low, high},
 typedef struct { char magic[8]; HEADER(COUNT_MEMBER, INT_MEMBER, REAL_MEMBER) } Config;  // the header as in the file
-static const struct { const char *name; char kind; double low, high; } FIELDS[] = {  // field i is in slot i + 1
-    HEADER(COUNT_FIELD, INT_FIELD, REAL_FIELD)};
+#define FIELD(name, low, high) \
+    {#name, _Generic((Config){.magic = ""}.name, size_t: 'c', int64_t: 'i', double: 'r'), low, (double)high},
+static const struct { const char *name; char kind; double low, high; } FIELDS[] = {HEADER(FIELD, FIELD, FIELD)};
 enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
 _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_SIZE, "one slot a field");
 
@@ -268,7 +265,7 @@ typedef struct {
     TENSORS_FIRST(MEMBER) TENSORS_LAST(MEMBER)
 } Model;
 
-// The value of field i, and the same as text.
+// The value of field i, which is in slot i + 1, and the same as text.
 static double field(const Config *c, int i, char text[32]) {
     union { size_t count; int64_t integer; double real; } slot;
     memcpy(&slot, (const char *)c + 8 * (i + 1), 8);
@@ -342,14 +339,6 @@ static void take_tensors(Model *m, const char *only, size_t align) {
     TENSORS_LAST(TAKE)
 }
 
-// base ** exponent, that in [0, 1), from square roots: these are the same on every machine, pow() is not.
-static double power(double base, double exponent) {
-    double result = 1;
-    for (; exponent > 0; exponent -= exponent >= 1)
-        base = sqrt(base), exponent *= 2, result *= exponent >= 1 ? base : 1;
-    return result;
-}
-
 // llama2.c's float32 files: version 0 begins with seven int32, version 1 with a magic and a header of 256 bytes. A kind
 // of tensor is stored for all layers in a row; adjacent elements are rotated together; eps is 1e-5, theta 10000, BOS 1.
 enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
@@ -376,8 +365,11 @@ static void load_llama2c(Model *m, bool version) {
         if (*at != '-') take_tensors(m, at, 4);
         else m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
     float *freq = allocate(head_dim / 2, sizeof *freq, "the rotary frequencies");
-    for (size_t i = 0; i < head_dim / 2; i++)
-        freq[i] = (float)power(1 / c->rope_theta, (double)(2 * i) / (double)head_dim);
+    for (size_t i = 0; i < head_dim / 2; i++) {  // theta ** -(2 i / head_dim), by roots: pow() differs between machines
+        double root = 1 / c->rope_theta, power = 1, left = (double)(2 * i) / (double)head_dim;
+        for (; left > 0; left -= left >= 1) root = sqrt(root), left *= 2, power *= left >= 1 ? root : 1;
+        freq[i] = (float)power;
+    }
     static Tensor frequencies = {.name = "rope_freq"}, ends = {.name = "eos_ids", .data = end_ids};
     frequencies.data = freq, m->rope_freq = &frequencies, m->eos_ids = &ends;
 }
@@ -657,11 +649,6 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
         r->first_block[l] = r->first_block[l - 1] + slots(r, l - 1) / KV_BLOCK;
 }
 
-// Where in q and attended (T, n_heads * head_dim) the query `head` of token t is.
-static size_t query_at(const Run *r, size_t t, size_t head) {
-    return t * stride(r->model->config.n_heads * r->model->config.head_dim) + head * r->model->config.head_dim;
-}
-
 // Sine and cosine of x >= 0, in double and without libm, so that they are the same everywhere: x = n pi / 2 + r with
 // |r| <= pi / 4, Taylor polynomials of r, and the quadrant n % 4.
 static void sine_cosine(double x, double *sine, double *cosine) {
@@ -712,11 +699,11 @@ static void norm_heads(const Config *c, float *heads, const Tensor *weight, size
 static void place(Run *r, size_t l, size_t i, size_t T) {
     const Config *c = &r->model->config;
     const Layer *w = &r->model->layers[l];
-    size_t n = c->head_dim, row = stride(c->n_kv_heads * n), start = (r->position / LANES + i) * LANES;
-    size_t end = min_size(start + LANES, r->position + T);
+    size_t n = c->head_dim, q_row = stride(c->n_heads * n), kv_row = stride(c->n_kv_heads * n);
+    size_t start = (r->position / LANES + i) * LANES, end = min_size(start + LANES, r->position + T);
     for (size_t position = start > r->position ? start : r->position; position < end; position++) {
         size_t t = position - r->position, block = cache_at(r, l, 0, position), at = position % KV_BLOCK;
-        float *q = r->q + query_at(r, t, 0), *k = r->k + t * row, *v = r->v + t * row;
+        float *q = r->q + t * q_row, *k = r->k + t * kv_row, *v = r->v + t * kv_row;
         norm_heads(c, q, w->q_norm, c->n_heads), norm_heads(c, k, w->k_norm, c->n_kv_heads);
         rope(r, q, t, c->n_heads, w->rope), rope(r, k, t, c->n_kv_heads, w->rope);
         for (size_t h = 0; h < c->n_kv_heads; h++, k += n, v += n, block += KV_BLOCK * head_stride(r)) {
@@ -780,8 +767,8 @@ static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t
     *s = (Softmax){largest, s->sum * (double)fade + p.sum * (double)gain};
 }
 
-// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l: softmax(scale *
-// q . k) v over those that each token sees is merged into the totals from row `to` on.
+// One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l: the weighted v
+// of those that each token sees, merged into the totals from row `to` on.
 static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T, size_t to) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), at = cache_at(r, l, h, start), step;
@@ -809,20 +796,20 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), threads = (size_t)omp_get_num_threads();
-    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), first = oldest(r, l, 0) / KV_BLOCK;
-    size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - first : 1, row = (size_t)omp_get_thread_num() * r->q_rows;
+    size_t row = (size_t)omp_get_thread_num() * r->q_rows, q_row = stride(c->n_heads * c->head_dim);
+    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), d = c->head_dim;
+    size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - oldest(r, l, 0) / KV_BLOCK : 1;  // that are shared out
     size_t all = (T + tile - 1) / tile * blocks * c->n_kv_heads, each = T == 1 ? 1 + all / threads / 2 : 1;
     for (size_t item; next_item(&item, (all + each - 1) / each);)
         for (size_t i = item * each; i < min_size(item * each + each, all); i++) {
-            size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = T == 1 ? 0 : share * tile;
-            size_t n_tokens = min_size(tile, T - t0), to = T == 1 ? share : t0;
-            size_t block = T == 1 ? first + share : oldest(r, l, t0) / KV_BLOCK;
+            size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = share / blocks * tile;
+            size_t n_tokens = min_size(tile, T - t0), to = t0 + share % blocks;
+            size_t block = oldest(r, l, t0) / KV_BLOCK + share % blocks;
             size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
             for (size_t q = 0; q < n_tokens * group; q++) {
                 size_t head = h * group + q % group, to_head = (to + q / group) * c->n_heads + head;
-                const float *from = r->q + query_at(r, t0 + q / group, head);
-                memcpy(r->tile + (row + q) * n, from, c->head_dim * sizeof *from);
-                memset(r->total + to_head * n, 0, n * sizeof *from), r->sum[to_head] = (Softmax){-INFINITY, 0};
+                memcpy(r->tile + (row + q) * n, r->q + (t0 + q / group) * q_row + head * d, d * sizeof(float));
+                memset(r->total + to_head * n, 0, n * sizeof(float)), r->sum[to_head] = (Softmax){-INFINITY, 0};
             }
             for (; block <= last; block++) attend(r, l, h, block * KV_BLOCK, t0, n_tokens, to);
         }
@@ -830,8 +817,8 @@ static void attention(Run *r, size_t l, size_t T) {
         for (size_t t = 0, i = head; t < T; t++, i += c->n_heads) {
             for (size_t b = 1, other = i; b < blocks; b++)
                 other += c->n_heads, merge(r->total + i * n, &r->sum[i], r->total + other * n, r->sum[other], n);
-            float *out = r->attended + query_at(r, t, head), *total = r->total + i * n;
-            for (size_t d = 0; d < c->head_dim; d++) out[d] = (float)((double)total[d] / r->sum[i].sum);
+            float *out = r->attended + t * q_row + head * d, *total = r->total + i * n;
+            for (size_t j = 0; j < d; j++) out[j] = (float)((double)total[j] / r->sum[i].sum);
         }
 }
 

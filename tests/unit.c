@@ -76,7 +76,8 @@ static void dies(void (*call)(void), const char *name) {
 static void product_overflows(void) { mul(1ul << 32, 1ul << 32); }
 static void sum_overflows(void) { add(SIZE_MAX, 1); }
 static void *volatile unused;  // keeps compilers from leaving an allocation out
-static void allocation_overflows(void) { unused = allocate(SIZE_MAX / 2, 4, "a test"); }
+static volatile size_t too_many = SIZE_MAX / 2;
+static void allocation_overflows(void) { unused = allocate(too_many, 4, "a test"); }
 static void allocation_fails(void) { unused = allocate(1ul << 47, 8, "a test"); }
 static void line_is_long(void) {
     char text[10000];
