@@ -416,31 +416,44 @@ static float weight(const Tensor *t, size_t i) {
     return widened.value;
 }
 
+// Weights are multiplied in panels of about PANEL rows, and over K_BLOCK elements at a time, whose sums are added.
+enum { PANEL = 96, MOST_ROWS = 2 * PANEL, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
+
 // out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16) of T tokens and R rows. T and R are
 // constants, the T * R sums live in registers: a vector of x serves R rows, a vector of w T tokens. Element k of row r
 // is at w[r * row + k / 16 * step + k % 16]. ahead (a constant): the next R rows are fetched from memory meanwhile.
+// n is at most K_BLOCK; for one token's bfloat16, BLOCKS of them: such short rows are read one by one, each whole, as
+// several streams of them would not keep the memory busy (0.77 of its bandwidth, one with what is 8 KiB on 0.98).
 INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
-    Vec acc[6][8][PARTS];
-    for (size_t p = 0; p < PARTS; p++) {
-        Vec sum[6][8];
-        UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) sum[t][r] = (Vec){0};
-        for (size_t k = 0; k < n / LANES; k++) {
-            Vec xv[6];
-            UNROLL for (size_t t = 0; t < T; t++) xv[t] = load_once(x + t * x_stride + k * LANES + p * WIDTH);
-            UNROLL for (size_t r = 0; r < R; r++) {
-                Vec wv = load_weights(w, r * row + k * step + p * WIDTH, type);
-                UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
+    Vec acc[BLOCKS][8][PARTS];
+    const bool whole = T == 1 && type == BF16;
+    const size_t side = whole ? 1 : R, blocks = whole ? (n - 1) / K_BLOCK + 1 : 1;
+    const size_t later = whole ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
+    for (size_t r0 = 0; r0 < R; r0 += side)
+        for (size_t i = 0; i < blocks * PARTS; i++) {
+            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = whole ? min_size(K_BLOCK, n - from) : n;
+            const char *at = (const char *)w + (r0 * row + from / LANES * step) * size_of(type);
+            Vec sum[6][8];
+            UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < side; r++) sum[t][r] = (Vec){0};
+            for (size_t k = 0; k < count / LANES; k++) {
+                Vec xv[6];
+                UNROLL for (size_t t = 0; t < T; t++)
+                    xv[t] = load_once(x + t * x_stride + from + k * LANES + p * WIDTH);
+                UNROLL for (size_t r = 0; r < side; r++) {
+                    Vec wv = load_weights(at, r * row + k * step + p * WIDTH, type);
+                    UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
+                }
+                for (size_t r = 0; r < side && ahead; r++)
+                    __builtin_prefetch(at + (r * row + k * step) * size_of(type) + later, 0, 2);
             }
-            for (size_t r = 0; r < R && ahead; r++)
-                __builtin_prefetch((void *)((uintptr_t)w + ((R + r) * row + k * step) * size_of(type)), 0, 2);
+            UNROLL for (size_t t = 0; t < T; t++)
+                UNROLL for (size_t r = 0; r < side; r++) acc[t + b][r0 + r][p] = sum[t][r];
         }
-        UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < R; r++) acc[t][r][p] = sum[t][r];
-    }
-    UNROLL for (size_t t = 0; t < T; t++)
+    for (size_t t = 0; t < T + blocks - 1; t++)
         UNROLL for (size_t r = 0; r < R; r += TILE_R) {
-            Quad sums = sum_lanes(acc[t] + r), *to = (Quad *)(out + t * out_stride + r);
-            if (more) sums += *to;
+            Quad sums = sum_lanes(acc[t] + r), *to = (Quad *)(out + t % T * out_stride + r);
+            if (more || t >= T) sums += *to;
             *to = sums;
         }
 }
@@ -457,7 +470,6 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool 
 }
 
 // A matrix is taken in panels of about PANEL rows, about as many for each thread: their number, and the rows of one.
-enum { PANEL = 96, MOST_ROWS = 2 * PANEL, K_BLOCK = 1024, LONG = 16 };
 static size_t panels(const Tensor *w, size_t *rows) {
     size_t threads = (size_t)omp_get_num_threads(), n = w->rows / PANEL / threads * threads;
     *rows = round_up((w->rows - 1) / (n ? n : threads) + 1, 8);
@@ -491,9 +503,11 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
         for (; panel >= (here = panels(p->w, &rows)); p++) panel -= here;
         const Tensor *w = p->w;
         size_t first = panel * rows, last = min_size(first + rows, w->rows);
+        bool full = (last - first) % group == 0;
+        size_t most = T == 1 && full && w->type == BF16 ? BLOCKS * K_BLOCK : K_BLOCK;
         for (size_t k = 0, count; k < n; k += count) {
-            count = n - k < LANES ? n - k : min_size(K_BLOCK, (n - k) / LANES * LANES);
-            bool copy = count < LANES || (last - first) % group || (w->type == BF16 && n_tiles >= LONG);
+            count = n - k < LANES ? n - k : min_size(most, (n - k) / LANES * LANES);
+            bool copy = count < LANES || !full || (w->type == BF16 && n_tiles >= LONG);
             if (copy) pack(packed, w, first, last, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
                 for (size_t r = first, t = T * i / n_tiles; r < last; r += group) {
