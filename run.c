@@ -1455,7 +1455,7 @@ static int sample(Sampler *s, const float *logits, size_t vocab_size, const int 
     double total = 0, left = 0, passed = 0;
     check_logits(logits, vocab_size, n - 1);
     for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
-    // Repetition penalty (Keskar et al. 2019) of each of the n ids, once: positive logits are divided, others multiplied.
+    // The repetition penalty (Keskar et al. 2019), once for each id: positive logits are divided, others multiplied.
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
     for (const int *id = ids; id < ids + n; id++)
         c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
@@ -1463,14 +1463,12 @@ static int sample(Sampler *s, const float *logits, size_t vocab_size, const int 
     float largest = c[picked].logit;
     if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     if (s->temperature == 0) return (int)picked;
-    // Top-k, while all weights are 1; weights of e^((logit - largest) / temperature); of these top-p (Holtzman et al.
-    // 2019) and min-p, a share of the largest, which is 1.
-    if (s->top_k > 0) kept = keep_best(c, kept, s->top_k);
+    if (s->top_k > 0) kept = keep_best(c, kept, s->top_k);  // weights are 1 as yet
     for (size_t i = 0; i < kept; total += (double)c[i++].weight)
         c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
-    if (s->top_p < 1) kept = keep_best(c, kept, s->top_p * total);
+    if (s->top_p < 1) kept = keep_best(c, kept, s->top_p * total);  // Holtzman et al. 2019
     memset(s->weights, 0, vocab_size * sizeof *s->weights);
-    for (size_t i = 0; i < kept; i++)
+    for (size_t i = 0; i < kept; i++)  // min-p is a share of the largest, which is 1
         if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
     // One number is drawn, and the ids are walked in order until their weights pass that share of what is left.
     for (size_t i = 0; i < vocab_size; i++) left += s->weights[i];
@@ -1541,10 +1539,9 @@ typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as
 static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
     char *name;
     const char *path = o->tokenizer, *model = o->model ? o->model : "", *slash = strrchr(model, '/');
-    int stem = (int)strlen(model) - 4, kept[] = {stem, slash ? (int)(slash + 1 - model) : 0, 0};
+    int stem = (int)strlen(model) - 4, at[] = {stem, slash ? (int)(slash + 1 - model) : 0, 0};
     for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
-        if (asprintf(&name, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".") >= 0 && !access(name, F_OK))
-            path = name;
+        if (asprintf(&name, "%.*s%stokenizer.bin", at[i], model, i ? "" : ".") >= 0 && !access(name, F_OK)) path = name;
     if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)",
                    o->model ? model : "a model");
     tokenizer_load(t, path);
@@ -1572,8 +1569,7 @@ static bool next_turn(const Options *o, Buffer *talk) {
     return false;
 }
 
-// The prompt: -i, -f or -I ("1 2 3", each in the vocabulary) or, where the mode cannot do with none, the model's BOS; for
-// -m chat --ids the conversation. A chat has none.
+// The prompt of -i, -f or -I ("1 2 3"), where one is needed and it is empty BOS; of -m chat --ids the conversation.
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m) {
     size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, n_said = 0;
     Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
@@ -1624,18 +1620,16 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
     return context;
 }
 
-// The context for a prompt of n tokens and those that follow (a chat: all that fit), as far as -c, seq_len and memory
-// allow, which is what the system has available, within the container's limit.
+// The context for a prompt of n tokens and all that may follow, as far as -c, seq_len and memory allow.
 static size_t plan(const Options *o, const Model *m, size_t n) {
     bool all = o->mode == CHAT || o->n_new < 0;
     size_t wanted = all ? m->config.seq_len : (size_t)o->n_new, full = context_for(o, m, m->config.seq_len, n);
     size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);
     size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
     used -= min_size(used, number_in("/sys/fs/cgroup/memory.stat", "inactive_file %zu", 0));  // given up at need
-    size_t kib = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10);
+    size_t spare = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10;
     Run r = {.model = m, .context = full, .chunk = min_size((size_t)o->chunk, full)};
-    double available = (double)min_size(kib << 10, limit > used ? limit - used : 0);
-    double room = available / (2 * sizeof(float) * (double)cache_size(&r));
+    double room = (double)min_size(spare, limit - min_size(limit, used)) / (2 * sizeof(float) * (double)cache_size(&r));
     size_t fits = room < 1 ? (size_t)(room * (double)full) : full;
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
@@ -1667,8 +1661,7 @@ static void append_tokens(Buffer *b, const Tokenizer *t, Decoder *d, const int *
 typedef struct {  // of generate and chat
     const Options *o; const Tokenizer *t;  // t is NULL: ids are printed
     Run run; Sampler sampler; Decoder decoder;
-    bool *ends;               // (vocab_size) ids that end what is written
-    Buffer ids, out;          // what the cache holds, and perhaps one more; what has been written
+    Buffer ids, out, ends;    // what the cache holds, and perhaps one more; what has been written; ids that end it
     size_t fed, made, timed;  // tokens of prompts, new ones, and of these all but the first of each reply
     double feeding, making;   // seconds for `fed` and for `timed`
 } Session;
@@ -1687,7 +1680,8 @@ static bool write_on(Session *x, const int *ids, size_t n) {
         if (made) forward(r, &id, T = 1);
         id = sample(&x->sampler, logits_of(r, T - 1, 1), r->model->config.vocab_size, AS(int, x->ids), r->position);
         if (made++ == 0) first = seconds(CLOCK_MONOTONIC);
-        if ((ended = x->ends[id])) break;
+        for (size_t i = 0; i < x->ends.size / sizeof id; i++) ended = ended || AS(int, x->ends)[i] == id;
+        if (ended) break;
         append(&x->ids, &id, sizeof id);
         append_tokens(&x->out, x->t, &x->decoder, &id, 1, false), print_from(&x->out, shown);
     }
@@ -1699,17 +1693,26 @@ static bool write_on(Session *x, const int *ids, size_t n) {
     return ended;
 }
 
-// Each turn feeds what the conversation's ids have beyond those in the cache.
-static void chat(Session *x) {
-    const Options *o = x->o;
-    size_t context = x->run.context;
+// -m generate; -m chat: each turn feeds what the conversation's ids have beyond those in the cache. Then the status.
+static void run_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
+    size_t vocab_size = m->config.vocab_size, context = plan(o, m, p->n);
+    bool chats = o->mode == CHAT, full = false;
     Buffer talk = {0};  // of Buffers: users' turns and replies
-    bool full = false;
-    while (!full && next_turn(o, &talk)) {
+    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler};
+    append(&x->ends, data_of(m->eos_ids), m->config.n_eos * sizeof(int));
+    if (chats) append(&x->ends, t->at[ENDS], t->n[ENDS] * sizeof(int));
+    new_run(&x->run, m, context, (size_t)o->chunk, 1);
+    x->sampler.candidates = allocate(vocab_size, sizeof *x->sampler.candidates, "the sampler");
+    x->sampler.weights = allocate(vocab_size, sizeof *x->sampler.weights, "the sampler");
+    append_tokens(&x->out, x->t, &x->decoder, p->ids, p->n, false);
+    if (x->t && p->text.size) decode_end(&x->decoder, &x->out), print_from(&p->text, 0);  // text as it was given
+    else print_from(&x->out, 0);
+    if (!chats) write_on(x, p->ids, p->n);
+    while (chats && !full && next_turn(o, &talk)) {
         size_t n, n_said = talk.size / sizeof talk, same = 0;
-        int *ids = render(x->t, o->system, AS(Buffer, talk), n_said, &n), *held = AS(int, x->ids);
+        int *ids = render(t, o->system, AS(Buffer, talk), n_said, &n), *held = AS(int, x->ids);
         if ((full = n > context && n_said > 1)) break;
-        context_for(o, x->run.model, context, n);  // dies if the first turn does not fit
+        context_for(o, m, context, n);  // dies if the first turn does not fit
         while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
         x->run.position = keepable(&x->run, same), x->decoder = (Decoder){0}, x->out = (Buffer){0}, stoppable = 1;
         bool ended = write_on(x, ids, n);
@@ -1719,39 +1722,11 @@ static void chat(Session *x) {
         stoppable = 0, free(ids);
     }
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
-}
-
-// -m generate and chat; then the status line.
-static void run_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
-    const int32_t *eos = data_of(m->eos_ids);
-    size_t n = m->config.vocab_size;
-    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler,
-                   .ends = allocate(n, sizeof *x->ends, "the ids at ends")};
-    for (size_t i = 0; i < m->config.n_eos; i++) x->ends[eos[i]] = true;
-    for (size_t i = 0; o->mode == CHAT && i < t->n[ENDS]; i++) x->ends[t->at[ENDS][i]] = true;
-    new_run(&x->run, m, plan(o, m, p->n), (size_t)o->chunk, 1);
-    x->sampler.candidates = allocate(n, sizeof *x->sampler.candidates, "the sampler");
-    x->sampler.weights = allocate(n, sizeof *x->sampler.weights, "the sampler");
-    bool as_given = x->t && p->text.size;  // text is shown as it was given
-    append_tokens(&x->out, x->t, &x->decoder, p->ids, p->n, false);
-    if (as_given) decode_end(&x->decoder, &x->out);
-    print_from(as_given ? &p->text : &x->out, 0);
-    o->mode == CHAT ? chat(x) : (void)write_on(x, p->ids, p->n);
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x->fed,
             per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (size_t)o->sampler.state);
 }
 
-// -ln p(id) of a row of n logits.
-static double surprise(const float *logits, size_t n, int id) {
-    double largest = -INFINITY, sum = 0;
-    for (size_t i = 0; i < n; i++) if ((double)logits[i] > largest) largest = (double)logits[i];
-    for (size_t i = 0; i < n; i++) sum += exp((double)logits[i] - largest);
-    if (!(sum > 0)) die("all logits of a position are -inf (damaged weights? see -m check)");
-    return largest + log(sum) - (double)logits[id];
-}
-
-// -m logits: a row for each position of the prompt. -m hidden: the hidden states, (n_layers + 1, T, dim).
-// -m perplexity: windows of the context's length, each from an empty cache, its first id being context only.
+// -m logits; -m hidden (n_layers + 1, T, dim); -m perplexity: in windows of the context, each from an empty cache.
 static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     enum { LOGIT_ROWS = 16 };  // taken at a time
     bool hidden = o->mode == HIDDEN, scores = o->mode == PERPLEXITY;
@@ -1774,7 +1749,12 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
                 if (row % LOGIT_ROWS == 0) x = logits_of(&r, row, min_size(LOGIT_ROWS, T - row));
                 check_logits(x, vocab_size, at);
                 if (!scores) print(x, vocab_size * sizeof *x);
-                else if (at + 1 < n) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
+                if (!scores || at + 1 == n) continue;
+                double largest = -INFINITY, sum = 0;
+                for (size_t i = 0; i < vocab_size; i++) if ((double)x[i] > largest) largest = (double)x[i];
+                for (size_t i = 0; i < vocab_size; i++) sum += exp((double)x[i] - largest);
+                if (!(sum > 0)) die("all logits of a position are -inf (damaged weights? see -m check)");
+                nll += largest + log(sum) - (double)x[p->ids[first + at + 1]];  // -ln p of the id that follows
             }
         }
     }
@@ -1786,33 +1766,28 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds(CLOCK_MONOTONIC) - start));
 }
 
-// Prints a tensor's line of -m check; returns how many of its values are not finite.
-static size_t check_tensor(const Tensor *t) {
-    static const char *const types[] = {"float32", "int32", "bfloat16"};
-    size_t n = t->rows * t->columns, finite = 0;
-    double low = INFINITY, high = -INFINITY, squares = 0;
-    for (size_t i = 0; i < n; i++) {
-        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)weight(t, i);
-        if (!isfinite(value)) continue;
-        low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
-    }
-    char name[64];
-    snprintf(name, sizeof name, t->layer == OF_NO_LAYER ? "%s" : "%s[%d]", t->name, t->layer);
-    printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
-           types[t->type], low, high, sqrt(squares / (double)finite), n - finite);
-    return n - finite;
-}
-
 // -m check: the header, the tensors, the tokenizer of -z, and the memory that a run would take.
 static void check(const Options *o, const Model *m, const Tokenizer *t) {
+    static const char *const types[] = {"float32", "int32", "bfloat16"};
     size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
     Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
     size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_size(&r));
-    char text[32];
+    char text[64];
     printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
     printf("\ntensors\n");
-    for (size_t i = 0; i < m->n_tensors; i++) bad += check_tensor(&m->tensors[i]);
+    for (const Tensor *w = m->tensors; w < m->tensors + m->n_tensors; w++) {
+        size_t n = w->rows * w->columns, finite = 0;
+        double low = INFINITY, high = -INFINITY, squares = 0;
+        for (size_t i = 0; i < n; i++) {
+            double value = w->type == I32 ? (double)((const int32_t *)w->data)[i] : (double)weight(w, i);
+            if (isfinite(value)) low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
+        }
+        snprintf(text, sizeof text, w->layer == OF_NO_LAYER ? "%s" : "%s[%d]", w->name, w->layer);
+        printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", text, w->rows,
+               w->columns, types[w->type], low, high, sqrt(squares / (double)finite), n - finite);
+        bad += n - finite;
+    }
     if (t->n_ids) printf("\ntokenizer %s: %zu ids, fingerprint %zu\n", t->path, t->n_ids, (size_t)t->hash);
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
     printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
@@ -1822,8 +1797,7 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
 }
 
 // ---- the command line -----------------------------------------------------------------------------------------------
-static const char USAGE[] =
-    "usage: run MODEL [options]\n"
+static const char USAGE[] = "usage: run MODEL [options]\n"
     "  -m MODE   generate (default) | chat | tokenize | detokenize | logits | hidden | perplexity | check\n"
     "  -i TEXT   prompt (chat: the first turn)          -t F  temperature, 0 = greedy (1.0)\n"
     "  -f FILE   prompt from a file, - = stdin          -p F  top-p (0.9; 1 = off)\n"
@@ -1835,28 +1809,12 @@ static const char USAGE[] =
     "  -y TEXT   system prompt for chat                 --ids  print token ids instead of text\n"
     "  -o FILE   where binary output goes, - = stdout   -h, --help   --version\n";
 
-// kind: 's' text, 'i' whole number, 'f' number, 'u' uint64, 'b' yes or no, 'a' answer with a text and end.
-typedef struct { const char *name; char kind; void *value; double low, high; } Flag;
-
-// Sets a flag from text: a number must be one as a whole and in the flag's range.
-static void set_flag(const Flag *f, const char *text) {
-    char *end;
-    double number = strtod(text, &end);
-    if (f->kind == 's') { *(const char **)f->value = text; return; }
-    if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")])
-        usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
-    errno = 0;
-    if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10);
-    else *(double *)f->value = number;
-    if (errno || !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
-        usage_error("%s %s is out of range, %.10g to %.10g (see run --help)", f->name, text, f->low, f->high);
-}
-
+// kind: 's' text, 'i' whole number, 'f' number, 'u' uint64; without a value 'b' yes or no, 'a' answer; 'M' the model.
 static void parse_options(Options *o, int argc, char **argv) {
     Sampler *s = &o->sampler;
     *o = (Options){.mode_name = "generate", .n_new = 256, .chunk = 256};
     *s = (Sampler){.temperature = 1, .top_p = 0.9, .penalty = 1, .state = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
-    const Flag flags[] = {
+    const struct Flag { const char *name; char kind; void *value; double low, high; } flags[] = {
         {"-m", 's', &o->mode_name, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0},
         {"-I", 's', &o->ids, 0, 0}, {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0},
         {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX}, {"-b", 'i', &o->chunk, 1, INT_MAX},
@@ -1864,21 +1822,31 @@ static void parse_options(Options *o, int argc, char **argv) {
         {"-t", 'f', &s->temperature, 0, DBL_MAX}, {"-p", 'f', &s->top_p, 0, 1}, {"-s", 'u', &s->state, 0, 0x1p64},
         {"--min-p", 'f', &s->min_p, 0, 1}, {"--repeat-penalty", 'f', &s->penalty, DBL_MIN, DBL_MAX},
         {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'a', (void *)USAGE, 0, 0}, {"--help", 'a', (void *)USAGE, 0, 0},
-        {"--version", 'a', "run.c 1.0\n", 0, 0}};
-    const Flag *const last = flags + sizeof flags / sizeof *flags;
+        {"--version", 'a', "run.c 1.0\n", 0, 0}, {NULL, 'M', &o->model, 0, 0}};
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *equals = !strncmp(word, "--", 2) ? strchr(word, '=') : NULL;
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
-        const Flag *f = flags;
-        while (f < last && (strlen(f->name) != length || strncmp(f->name, word, length))) f++;
-        if (f == last && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
-        if (f == last && o->model) usage_error("%s and %s: two models (a prompt goes after -i)", o->model, word);
-        if (f == last) o->model = word;
-        else if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (run --help)", f->name, equals + 1);
-        else if (f->kind == 'b') *(bool *)f->value = true;
+        const struct Flag *f = flags;
+        while (f->name && (strlen(f->name) != length || strncmp(f->name, word, length))) f++;
+        if (!f->name && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
+        if (!f->name && o->model) usage_error("%s and %s: two models (a prompt goes after -i)", o->model, word);
+        if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (run --help)", f->name, equals + 1);
+        const char *text = f->kind < 'f' ? word : equals ? equals + 1 : argv[++i];
+        if (!text) usage_error("%s needs a value (see run --help)", f->name);
+        if (f->kind == 'b') *(bool *)f->value = true;
         else if (f->kind == 'a') print(f->value, strlen(f->value)), exit(0);
-        else if (!equals && i + 1 == argc) usage_error("%s needs a value (see run --help)", f->name);
-        else set_flag(f, equals ? equals + 1 : argv[++i]);
+        else if (f->kind == 's' || f->kind == 'M') *(const char **)f->value = text;
+        else {  // a number as a whole, in the flag's range
+            char *end;
+            double number = strtod(text, &end);
+            if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")])
+                usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
+            errno = 0;
+            if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10);
+            else *(double *)f->value = number;
+            if (errno || !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
+                usage_error("%s %s is out of range, %.10g to %.10g (see run --help)", f->name, text, f->low, f->high);
+        }
     }
 }
 
@@ -1886,9 +1854,9 @@ static void parse_options(Options *o, int argc, char **argv) {
 static void check_options(Options *o) {
     static const char *const names[] = {"generate", "chat", "tokenize", "detokenize", "logits", "hidden", "perplexity",
                                         "check"};
-    Mode mode = GENERATE;
-    while (mode < N_MODES && strcmp(o->mode_name, names[mode])) mode++;
-    if (mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode_name);
+    while (strcmp(o->mode_name, names[o->mode]))
+        if (++o->mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode_name);
+    const Mode mode = o->mode;
     bool binary = mode == LOGITS || mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
     bool chats = mode == CHAT, without = mode == TOKENIZE || mode == DETOKENIZE || (chats && o->print_ids);
     if (chats && o->ids) usage_error("-I is given with -m chat (leave it out)");
@@ -1900,13 +1868,11 @@ static void check_options(Options *o) {
     if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect its output)", o->mode_name);
     if (binary && to_stdout && isatty(STDOUT_FILENO))
         usage_error("-m %s writes binary to a terminal (give -o)", o->mode_name);
-    o->mode = mode;
 }
 
 // -j, else OMP_NUM_THREADS, else a thread for each core that this process may use, within its share of time.
-static void set_threads(double threads) {
+static void set_threads(size_t n) {
 #ifdef _OPENMP
-    size_t n = (size_t)threads;
 #ifdef __linux__
     cpu_set_t cpus;
     char path[96];
@@ -1916,15 +1882,15 @@ static void set_threads(double threads) {
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
         first = number_in(path, "%zu", i), n += first >= i || !CPU_ISSET(first, &cpus);  // of those that share a core
     }
-    const char *share = "/sys/fs/cgroup/cpu.max";
-    size_t quota = number_in(share, "%zu", 0), period = number_in(share, "%*u %zu", 0);
+    size_t quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0);
+    size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
     if (by_default && quota && period) n = min_size(n, (quota + period - 1) / period);
 #endif
     omp_set_dynamic(0);
     if (n) omp_set_num_threads((int)n);
     if (omp_get_max_threads() > omp_get_num_procs()) spins = 0;
 #else
-    if (threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", threads);
+    if (n > 1) fprintf(stderr, "run: note: -j %zu has no effect, this is built without OpenMP\n", n);
 #endif
 }
 
@@ -1939,7 +1905,7 @@ int main(int argc, char **argv) {
     parse_options(&o, argc, argv), check_options(&o);
     if (o.file && strcmp(o.file, "-") && !freopen(input = o.file, "r", stdin))
         die("cannot open %s: %s (check the path)", input, strerror(errno));
-    set_threads(o.threads);
+    set_threads((size_t)o.threads);
     for (const int *s = (int[]){SIGINT, SIGTERM, SIGHUP, SIGBUS, 0}; *s; s++) signal(*s, on_signal);
     signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit is an error
     bool has_text = o.text || o.file || o.mode == CHAT || o.mode == DETOKENIZE || (o.mode == CHECK && o.tokenizer);
