@@ -1420,8 +1420,7 @@ static float uniform(uint64_t *state) {
     return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
 }
 
-// The order of candidates: the larger logit first, at a tie the lower id.
-static bool goes_before(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+static bool better(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c; }
 
 // Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
@@ -1433,7 +1432,7 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
         double sum = 0;  // weight of those from low to split
         swap(&c[low + (high - low) / 2], &c[high - 1]);
         for (size_t i = low; i + 1 < high; i++)
-            if (goes_before(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
+            if (better(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
         if (sum >= goal) high = split;
         else goal -= sum + (double)c[split].weight, low = split + 1;
@@ -1501,9 +1500,8 @@ static void print_from(const Buffer *b, size_t start) { if (b->size > start) pri
 
 // Makes stdout a device or FIFO, or a temporary file that replaces that at `path`, a link's target, when it is whole.
 static void open_output(const char *path) {
-    const char *target = realpath(path, NULL);
     struct stat old;
-    output = target ? target : path;
+    if (!(output = realpath(path, NULL))) output = path;
     bool exists = !stat(output, &old), in_place = exists && !S_ISREG(old.st_mode);
     fstat(STDIN_FILENO, &in_use[2]);
     for (int i = 0; exists && !in_place && i < 3; i++)
@@ -1525,10 +1523,9 @@ static int read_until(int end, Buffer *b) {
     return c;
 }
 
-typedef enum { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } Mode;
 typedef struct {
     const char *model, *mode_name, *text, *file, *ids, *tokenizer, *output, *system;
-    Mode mode;
+    enum Mode { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } mode;
     double n_new, context, chunk, threads;
     bool print_ids;
     Sampler sampler;  // its settings
@@ -1538,19 +1535,18 @@ typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as
 // Loads -z, or STEM.tokenizer.bin beside STEM.bin, or tokenizer.bin beside the model, or here. It must fit the model.
 static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
     char *name;
-    const char *path = o->tokenizer, *model = o->model ? o->model : "", *slash = strrchr(model, '/');
-    int stem = (int)strlen(model) - 4, at[] = {stem, slash ? (int)(slash + 1 - model) : 0, 0};
-    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
-        if (asprintf(&name, "%.*s%stokenizer.bin", at[i], model, i ? "" : ".") >= 0 && !access(name, F_OK)) path = name;
-    if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)",
-                   o->model ? model : "a model");
+    const char *path = o->tokenizer, *base = o->model ? o->model : "a model", *slash = strrchr(base, '/');
+    int stem = (int)strlen(base) - 4, cut[] = {stem, slash ? (int)(slash + 1 - base) : 0, 0};
+    for (int i = stem > 0 && !strcmp(base + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
+        if (asprintf(&name, "%.*s%stokenizer.bin", cut[i], base, i ? "" : ".") >= 0 && !access(name, F_OK)) path = name;
+    if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)", base);
     tokenizer_load(t, path);
     size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
     if (o->model && ((hash && t->hash && t->hash != hash) || t->n_ids > rows))
         die("%s (%zu ids, fingerprint %zu) does not fit %s (%zu rows, fingerprint %zu) (name its own with -z)",
-            path, t->n_ids, (size_t)t->hash, model, rows, hash);
+            path, t->n_ids, (size_t)t->hash, base, rows, hash);
     if (t->n_ids < rows && !(hash && t->hash))
-        fprintf(stderr, "run: note: %s has %zu ids, %s %zu rows (-z names another)\n", path, t->n_ids, model, rows);
+        fprintf(stderr, "run: note: %s has %zu ids, %s %zu rows (-z names another)\n", path, t->n_ids, base, rows);
 }
 
 // Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
@@ -1571,15 +1567,14 @@ static bool next_turn(const Options *o, Buffer *talk) {
 
 // The prompt of -i, -f or -I ("1 2 3"), where one is needed and it is empty BOS; of -m chat --ids the conversation.
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m) {
-    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, n_said = 0;
+    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, turns = 0;
     Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
     Buffer chars = {0}, talk = {0};
     if (o->mode == CHAT) {
         if (!o->print_ids) return p;
-        while (next_turn(o, &talk)) n_said++;
-        if (n_said % 2 == 0)
-            die("the conversation has %zu messages, an even number (the last must be a user's)", n_said);
-        return p.ids = render(t, o->system, AS(Buffer, talk), n_said, &p.n), p;
+        while (next_turn(o, &talk)) turns++;
+        if (turns % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", turns);
+        return p.ids = render(t, o->system, AS(Buffer, talk), turns, &p.n), p;
     }
     if (o->file) read_until(EOF, &p.text);
     if (o->text) append(&p.text, o->text, strlen(o->text));
@@ -1731,7 +1726,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     enum { LOGIT_ROWS = 16 };  // taken at a time
     bool hidden = o->mode == HIDDEN, scores = o->mode == PERPLEXITY;
     const Config *c = &m->config;
-    size_t vocab_size = c->vocab_size, scored = 0, states = hidden ? mul(mul(c->n_layers + 1, p->n), c->dim) : 0;
+    size_t vocab_size = c->vocab_size, states = hidden ? mul(mul(c->n_layers + 1, p->n), c->dim) : 0;
     size_t context = context_for(o, m, min_size(c->seq_len, scores ? 2048 : p->n), scores ? 0 : p->n);
     if (scores && (p->n < 2 || context < 2))
         die("a text of %zu ids in a context of %zu leaves nothing to score (both must be 2 or more)", p->n, context);
@@ -1739,10 +1734,9 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
     if (o->output && strcmp(o->output, "-")) open_output(o->output);
-    double start = seconds(CLOCK_MONOTONIC), nll = 0;
-    for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
-        n = min_size(context, p->n - first), r.position = 0;
-        while (r.position < n) {
+    double start = seconds(CLOCK_MONOTONIC), nll = 0, scored = 0;
+    for (size_t first = 0, n; first < p->n; first += n, scored += (double)(n - 1))
+        for (n = min_size(context, p->n - first), r.position = 0; r.position < n;) {
             size_t T = next_chunk(&r, p->ids + first, n), at = r.position - T;
             const float *x = NULL;
             for (size_t row = 0; row < T && !hidden; row++, at++, x += stride(vocab_size)) {
@@ -1757,9 +1751,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
                 nll += largest + log(sum) - (double)x[p->ids[first + at + 1]];  // -ln p of the id that follows
             }
         }
-    }
-    nll /= (double)scored;
-    if (scores) printf("perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored), print("", 0);
+    if (scores) printf("perplexity %.9g nll %.9g tokens %.0f\n", exp(nll / scored), nll / scored, scored), print("", 0);
     if (hidden) print(r.hidden, states * sizeof(float));
     if (fclose(stdout) || (unfinished && rename(unfinished, output)))
         die("cannot write %s: %s (free some space, or write elsewhere)", output, strerror(errno));
@@ -1771,9 +1763,9 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
     static const char *const types[] = {"float32", "int32", "bfloat16"};
     size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
     Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
-    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_size(&r));
+    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_size(&r)), file = m->file.size;
     char text[64];
-    printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
+    printf("%s: %zu bytes\n\nheader\n", m->file.path, file);
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
     printf("\ntensors\n");
     for (const Tensor *w = m->tensors; w < m->tensors + m->n_tensors; w++) {
@@ -1790,8 +1782,7 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
     }
     if (t->n_ids) printf("\ntokenizer %s: %zu ids, fingerprint %zu\n", t->path, t->n_ids, (size_t)t->hash);
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
-    printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
-           add(m->file.size, run));
+    printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", file, cache, run - cache, add(file, run));
     print("", 0);
     if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
 }
@@ -1827,7 +1818,7 @@ static void parse_options(Options *o, int argc, char **argv) {
         const char *word = argv[i], *equals = !strncmp(word, "--", 2) ? strchr(word, '=') : NULL;
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
         const struct Flag *f = flags;
-        while (f->name && (strlen(f->name) != length || strncmp(f->name, word, length))) f++;
+        while (f->name && (strncmp(f->name, word, length) || f->name[length])) f++;
         if (!f->name && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
         if (!f->name && o->model) usage_error("%s and %s: two models (a prompt goes after -i)", o->model, word);
         if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (run --help)", f->name, equals + 1);
@@ -1856,7 +1847,7 @@ static void check_options(Options *o) {
                                         "check"};
     while (strcmp(o->mode_name, names[o->mode]))
         if (++o->mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode_name);
-    const Mode mode = o->mode;
+    const enum Mode mode = o->mode;
     bool binary = mode == LOGITS || mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
     bool chats = mode == CHAT, without = mode == TOKENIZE || mode == DETOKENIZE || (chats && o->print_ids);
     if (chats && o->ids) usage_error("-I is given with -m chat (leave it out)");
