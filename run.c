@@ -1525,7 +1525,7 @@ static int read_until(int end, Buffer *b) {
 
 typedef struct {
     const char *model, *mode_name, *text, *file, *ids, *tokenizer, *output, *system;
-    enum Mode { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } mode;
+    enum { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } mode;
     double n_new, context, chunk, threads;
     bool print_ids;
     Sampler sampler;  // its settings
@@ -1619,10 +1619,10 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
 static size_t plan(const Options *o, const Model *m, size_t n) {
     bool all = o->mode == CHAT || o->n_new < 0;
     size_t wanted = all ? m->config.seq_len : (size_t)o->n_new, full = context_for(o, m, m->config.seq_len, n);
-    size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);
+    size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);  // the container's
     size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
     used -= min_size(used, number_in("/sys/fs/cgroup/memory.stat", "inactive_file %zu", 0));  // given up at need
-    size_t spare = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10;
+    size_t spare = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10;  // the system's
     Run r = {.model = m, .context = full, .chunk = min_size((size_t)o->chunk, full)};
     double room = (double)min_size(spare, limit - min_size(limit, used)) / (2 * sizeof(float) * (double)cache_size(&r));
     size_t fits = room < 1 ? (size_t)(room * (double)full) : full;
@@ -1680,9 +1680,8 @@ static bool write_on(Session *x, const int *ids, size_t n) {
         append(&x->ids, &id, sizeof id);
         append_tokens(&x->out, x->t, &x->decoder, &id, 1, false), print_from(&x->out, shown);
     }
-    double end = seconds(CLOCK_MONOTONIC);
-    x->feeding += (made ? first : end) - start, x->made += made;
-    if (made) x->timed += made - 1, x->making += end - first;
+    double end = seconds(CLOCK_MONOTONIC), fed = made ? first : end;
+    x->feeding += fed - start, x->making += end - fed, x->made += made, x->timed += made ? made - 1 : 0;
     decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
     if (stoppable || !x->t || isatty(STDOUT_FILENO)) print("\n", 1);
     return ended;
@@ -1847,15 +1846,14 @@ static void check_options(Options *o) {
                                         "check"};
     while (strcmp(o->mode_name, names[o->mode]))
         if (++o->mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode_name);
-    const enum Mode mode = o->mode;
-    bool binary = mode == LOGITS || mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
-    bool chats = mode == CHAT, without = mode == TOKENIZE || mode == DETOKENIZE || (chats && o->print_ids);
+    bool binary = o->mode == LOGITS || o->mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
+    bool chats = o->mode == CHAT, without = o->mode == TOKENIZE || o->mode == DETOKENIZE || (chats && o->print_ids);
     if (chats && o->ids) usage_error("-I is given with -m chat (leave it out)");
     if (!chats && !!o->text + !!o->file + !!o->ids > 1) usage_error("-i, -f, -I: more than one is given (leave one)");
     if (o->system && !chats) usage_error("-y is for -m chat, not %s (put it into the prompt)", o->mode_name);
     if (!o->model && !without) usage_error("no model is named (run MODEL [options]; see run --help)");
-    if (mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
-    if (mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
+    if (o->mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
+    if (o->mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
     if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect its output)", o->mode_name);
     if (binary && to_stdout && isatty(STDOUT_FILENO))
         usage_error("-m %s writes binary to a terminal (give -o)", o->mode_name);
