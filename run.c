@@ -1389,15 +1389,9 @@ typedef struct { float logit, weight; int id; } Candidate;  // weight: proportio
 typedef struct {
     double temperature, top_k, top_p, min_p, penalty;  // temperature 0: greedy, top_k 0: off
     uint64_t state;                                    // of the generator; begins as the seed
-    size_t vocab_size;
     Candidate *candidates;                             // (vocab_size)
     double *weights;                                   // (vocab_size) by id, 0 for what a filter removed
 } Sampler;
-
-static void new_sampler(Sampler *s, size_t n) {
-    s->vocab_size = n, s->candidates = allocate(n, sizeof *s->candidates, "the sampler");
-    s->weights = allocate(n, sizeof *s->weights, "the sampler");
-}
 
 // The next number in [0, 1), uniform in steps of 2^-24, from SplitMix64 (Steele, Lea and Flood 2014). Any seed will do.
 static float uniform(uint64_t *state) {
@@ -1406,8 +1400,7 @@ static float uniform(uint64_t *state) {
     return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
 }
 
-// The order of candidates: the larger logit first, at a tie the lower id.
-static bool goes_before(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+static bool better(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c; }
 
 // Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
@@ -1419,7 +1412,7 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
         double sum = 0;  // weight of those from low to split
         swap(&c[low + (high - low) / 2], &c[high - 1]);
         for (size_t i = low; i + 1 < high; i++)
-            if (goes_before(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
+            if (better(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
         if (sum >= goal) high = split;
         else goal -= sum + (double)c[split].weight, low = split + 1;
@@ -1434,46 +1427,32 @@ static void check_logits(const float *logits, size_t n, size_t position) {
                                          i, position, (double)logits[i]);
 }
 
-// Makes every id a candidate. The logits of n ids seen get the repetition penalty (Keskar et al. 2019), once each:
-// positive ones are divided by it, negative ones multiplied. Returns the id of the largest, the lowest at a tie.
-static size_t penalize(Sampler *s, const float *logits, const int *seen, size_t n) {
+// Picks the id that follows n ids from its logits (vocab_size). A tie goes to the lower id.
+static int sample(Sampler *s, const float *logits, size_t vocab_size, const int *ids, size_t n) {
     Candidate *c = s->candidates;
-    size_t best = 0;
+    size_t picked = 0, kept = vocab_size;
+    double total = 0, left = 0, passed = 0;
+    check_logits(logits, vocab_size, n - 1);
+    for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
+    // The repetition penalty (Keskar et al. 2019), once for each id: positive logits are divided, others multiplied.
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
-    check_logits(logits, s->vocab_size, n - 1);
-    for (size_t i = 0; i < s->vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
-    for (const int *id = seen; id < seen + n; id++)
+    for (const int *id = ids; id < ids + n; id++)
         c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
-    for (size_t i = 0; i < s->vocab_size; i++) if (c[i].logit > c[best].logit) best = i;
-    if (c[best].logit == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
-    return best;
-}
-
-// Sets the weight of every id: e^((logit - largest) / temperature) if top-k, of these top-p (Holtzman et al. 2019) and
-// min-p (that share of the largest) keep it, else 0.
-static void filter(Sampler *s, float largest) {
-    Candidate *c = s->candidates;
-    size_t n = s->vocab_size;
-    double total = 0;
-    if (s->top_k > 0) n = keep_best(c, n, s->top_k);  // weights are 1 as yet
-    for (size_t i = 0; i < n; total += (double)c[i++].weight)
-        c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
-    if (s->top_p < 1) n = keep_best(c, n, s->top_p * total);
-    memset(s->weights, 0, s->vocab_size * sizeof *s->weights);
-    for (size_t i = 0; i < n; i++)
-        if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
-}
-
-// Picks the id that follows n ids from its logits (vocab_size): one number is drawn, and the ids are walked in order
-// until their weights pass that share of the total. None is drawn when greedy.
-static int sample(Sampler *s, const float *logits, const int *ids, size_t n) {
-    size_t picked = penalize(s, logits, ids, n);
+    for (size_t i = 0; i < vocab_size; i++) if (c[i].logit > c[picked].logit) picked = i;
+    float largest = c[picked].logit;
+    if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     if (s->temperature == 0) return (int)picked;
-    filter(s, s->candidates[picked].logit);
-    double total = 0, passed = 0;
-    for (size_t i = 0; i < s->vocab_size; i++) total += s->weights[i];
-    double stop = (double)uniform(&s->state) * total;
-    for (size_t i = 0; i < s->vocab_size && passed <= stop; i++)
+    if (s->top_k > 0) kept = keep_best(c, kept, s->top_k);  // weights are 1 as yet
+    for (size_t i = 0; i < kept; total += (double)c[i++].weight)
+        c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
+    if (s->top_p < 1) kept = keep_best(c, kept, s->top_p * total);  // Holtzman et al. 2019
+    memset(s->weights, 0, vocab_size * sizeof *s->weights);
+    for (size_t i = 0; i < kept; i++)  // min-p is a share of the largest, which is 1
+        if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
+    // One number is drawn, and the ids are walked in order until their weights pass that share of what is left.
+    for (size_t i = 0; i < vocab_size; i++) left += s->weights[i];
+    double stop = (double)uniform(&s->state) * left;
+    for (size_t i = 0; i < vocab_size && passed <= stop; i++)
         if (s->weights[i] > 0) passed += s->weights[i], picked = i;
     return (int)picked;
 }
@@ -1501,9 +1480,8 @@ static void print_from(const Buffer *b, size_t start) { if (b->size > start) pri
 
 // Makes stdout a device or FIFO, or a temporary file that replaces that at `path`, a link's target, when it is whole.
 static void open_output(const char *path) {
-    const char *target = realpath(path, NULL);
     struct stat old;
-    output = target ? target : path;
+    if (!(output = realpath(path, NULL))) output = path;
     bool exists = !stat(output, &old), in_place = exists && !S_ISREG(old.st_mode);
     fstat(STDIN_FILENO, &in_use[2]);
     for (int i = 0; exists && !in_place && i < 3; i++)
@@ -1516,11 +1494,6 @@ static void open_output(const char *path) {
     if (exists && !in_place) fchmod(fd, old.st_mode & 0777);
     close(fd);
 }
-static void close_output(void) {
-    if (fclose(stdout) || (unfinished && rename(unfinished, output)))
-        die("cannot write %s: %s (free some space, or write elsewhere)", output, strerror(errno));
-    unfinished = NULL;
-}
 
 // Appends what stdin has up to a character, EOF: to its end. Returns the one that has been met.
 static int read_until(int end, Buffer *b) {
@@ -1531,7 +1504,8 @@ static int read_until(int end, Buffer *b) {
 }
 
 typedef struct {
-    const char *model, *mode, *text, *file, *ids, *tokenizer, *output, *system;
+    const char *model, *mode_name, *text, *file, *ids, *tokenizer, *output, *system;
+    enum { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } mode;
     double n_new, context, chunk, threads;
     bool print_ids;
     Sampler sampler;  // its settings
@@ -1541,27 +1515,47 @@ typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as
 // Loads -z, or STEM.tokenizer.bin beside STEM.bin, or tokenizer.bin beside the model, or here. It must fit the model.
 static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
     char *name;
-    const char *path = o->tokenizer, *model = o->model ? o->model : "", *slash = strrchr(model, '/');
-    int stem = (int)strlen(model) - 4, kept[] = {stem, slash ? (int)(slash + 1 - model) : 0, 0};
-    for (int i = stem > 0 && !strcmp(model + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
-        if (asprintf(&name, "%.*s%stokenizer.bin", kept[i], model, i ? "" : ".") >= 0 && !access(name, F_OK))
-            path = name;
-    if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)",
-                   o->model ? model : "a model");
+    const char *path = o->tokenizer, *base = o->model ? o->model : "a model", *slash = strrchr(base, '/');
+    int stem = (int)strlen(base) - 4, cut[] = {stem, slash ? (int)(slash + 1 - base) : 0, 0};
+    for (int i = stem > 0 && !strcmp(base + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
+        if (asprintf(&name, "%.*s%stokenizer.bin", cut[i], base, i ? "" : ".") >= 0 && !access(name, F_OK)) path = name;
+    if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)", base);
     tokenizer_load(t, path);
     size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
     if (o->model && ((hash && t->hash && t->hash != hash) || t->n_ids > rows))
         die("%s (%zu ids, fingerprint %zu) does not fit %s (%zu rows, fingerprint %zu) (name its own with -z)",
-            path, t->n_ids, (size_t)t->hash, model, rows, hash);
+            path, t->n_ids, (size_t)t->hash, base, rows, hash);
     if (t->n_ids < rows && !(hash && t->hash))
-        fprintf(stderr, "run: note: %s has %zu ids, %s %zu rows (-z names another)\n", path, t->n_ids, model, rows);
+        fprintf(stderr, "run: note: %s has %zu ids, %s %zu rows (-z names another)\n", path, t->n_ids, base, rows);
 }
 
-// The prompt of -i, -f or -I ("1 2 3", each in the vocabulary); where `starts`, an empty one becomes the model's BOS.
-static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, bool starts) {
-    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids;
+// Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
+static bool next_turn(const Options *o, Buffer *talk) {
+    bool terminal = isatty(fileno(stdin)), marks = terminal && isatty(STDOUT_FILENO), given = o->text && !talk->size;
+    Buffer turn = {0};
+    int met = 0;
+    if (given) append(&turn, o->text, strlen(o->text));
+    else do {
+        if (marks) print("> ", 2);
+        while ((met = read_until('\n', &turn)) == '\n' && turn.size && turn.data[turn.size - 1] == '\\')
+            turn.data[turn.size - 1] = '\n';
+    } while (terminal && met == '\n' && !turn.size);
+    if (met != EOF || turn.size) return append(talk, &turn, sizeof turn), true;
+    if (marks) print("\n", 1);
+    return false;
+}
+
+// The prompt of -i, -f or -I ("1 2 3"), where one is needed and it is empty BOS; of -m chat --ids the conversation.
+static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m) {
+    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, turns = 0;
     Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
-    Buffer chars = {0};
+    Buffer chars = {0}, talk = {0};
+    if (o->mode == CHAT) {
+        if (!o->print_ids) return p;
+        while (next_turn(o, &talk)) turns++;
+        if (turns % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", turns);
+        return p.ids = render(t, o->system, AS(Buffer, talk), turns, &p.n), p;
+    }
     if (o->file) read_until(EOF, &p.text);
     if (o->text) append(&p.text, o->text, strlen(o->text));
     if (o->file || o->text) append_utf8(t, &chars, p.text, false), p.ids = encode(t, chars, true, &p.n);
@@ -1571,7 +1565,7 @@ static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m, 
         if (id >= vocab_size) die("-I has \"%.80s\", not in the vocabulary (ids are 0 to %zu)", at, vocab_size - 1);
         p.ids[p.n++] = (int)id, at += word;
     }
-    if (p.n || !starts) return p;
+    if (p.n || o->mode == TOKENIZE || o->mode == DETOKENIZE || o->mode == PERPLEXITY) return p;
     if (m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
     p.ids = allocate(1, sizeof *p.ids, "the prompt"), p.ids[p.n++] = (int)m->config.bos_id;
     return p;
@@ -1593,15 +1587,6 @@ static size_t number_in(const char *path, const char *format, size_t otherwise) 
     return f ? fclose(f) : 0, number;
 }
 
-// Bytes of memory that may still be taken: what the system has available, within the container's limit.
-static size_t available_memory(void) {
-    size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);
-    size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
-    used -= min_size(used, number_in("/sys/fs/cgroup/memory.stat", "inactive_file %zu", 0));  // given up at need
-    size_t kib = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10);
-    return min_size(kib << 10, limit > used ? limit - used : 0);
-}
-
 // The context: -c, else `fallback`; dies if that is above seq_len or a prompt of n tokens does not fit.
 static size_t context_for(const Options *o, const Model *m, size_t fallback, size_t n) {
     size_t seq_len = m->config.seq_len, context = o->context > 0 ? (size_t)o->context : fallback;
@@ -1610,17 +1595,22 @@ static size_t context_for(const Options *o, const Model *m, size_t fallback, siz
     return context;
 }
 
-// The context in which to generate n_new tokens (-1: all that fit) after n: as far as -c, seq_len and memory allow.
-static size_t plan(const Options *o, const Model *m, size_t n, double n_new) {
-    size_t wanted = n_new < 0 ? m->config.seq_len : (size_t)n_new, full = context_for(o, m, m->config.seq_len, n);
+// The context for a prompt of n tokens and all that may follow, as far as -c, seq_len and memory allow.
+static size_t plan(const Options *o, const Model *m, size_t n) {
+    bool all = o->mode == CHAT || o->n_new < 0;
+    size_t wanted = all ? m->config.seq_len : (size_t)o->n_new, full = context_for(o, m, m->config.seq_len, n);
+    size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", SIZE_MAX);  // the container's
+    size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
+    used -= min_size(used, number_in("/sys/fs/cgroup/memory.stat", "inactive_file %zu", 0));  // given up at need
+    size_t spare = number_in("/proc/meminfo", "MemAvailable: %zu", SIZE_MAX >> 10) << 10;  // the system's
     Run r = {.model = m, .context = full, .chunk = min_size((size_t)o->chunk, full)};
-    double room = (double)available_memory() / (2 * sizeof(float) * (double)cache_size(&r));
+    double room = (double)min_size(spare, limit - min_size(limit, used)) / (2 * sizeof(float) * (double)cache_size(&r));
     size_t fits = room < 1 ? (size_t)(room * (double)full) : full;
     if (o->context <= 0 && fits < min_size(full, n + wanted)) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
         full = context_for(o, m, fits, n);
     }
-    if (wanted > full - n && n_new >= 0)
+    if (wanted > full - n && !all)
         fprintf(stderr, "run: note: the context of %zu has room for %zu new tokens, not %zu\n", full, full - n, wanted);
     return min_size(full, n + wanted);
 }
@@ -1635,33 +1625,21 @@ static size_t next_chunk(Run *r, const int *ids, size_t n) {
     return T;
 }
 
-// Appends what an id adds to the text (special tokens only if shown); without a tokenizer the id.
-static void append_token(Buffer *b, const Tokenizer *t, Decoder *d, int id, bool show_special) {
+// Appends what n ids add to the text (special tokens only if shown); without a tokenizer the ids.
+static void append_tokens(Buffer *b, const Tokenizer *t, Decoder *d, const int *ids, size_t n, bool show_special) {
     char number[16];
-    if (t) decode(t, d, id, show_special, b);
-    else append(b, number, (size_t)snprintf(number, sizeof number, b->size ? " %d" : "%d", id));
+    for (size_t i = 0; i < n; i++)
+        if (t) decode(t, d, ids[i], show_special, b);
+        else append(b, number, (size_t)snprintf(number, sizeof number, b->size ? " %d" : "%d", ids[i]));
 }
 
 typedef struct {  // of generate and chat
-    const Options *o;
-    const Tokenizer *t;       // NULL: ids are printed
+    const Options *o; const Tokenizer *t;  // t is NULL: ids are printed
     Run run; Sampler sampler; Decoder decoder;
-    bool *ends;               // (vocab_size) ids that end what is written
-    Buffer ids, out;          // what the cache holds, and perhaps one more; what has been written
+    Buffer ids, out, ends;    // what the cache holds, and perhaps one more; what has been written; ids that end it
     size_t fed, made, timed;  // tokens of prompts, new ones, and of these all but the first of each reply
     double feeding, making;   // seconds for `fed` and for `timed`
 } Session;
-
-// Begins one with a prompt of n ids, or a chat.
-static void new_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, size_t n_ids, bool chats) {
-    const int32_t *eos = data_of(m->eos_ids);
-    size_t n = m->config.vocab_size;
-    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler,
-                   .ends = allocate(n, sizeof *x->ends, "the ids at ends")};
-    for (size_t i = 0; i < m->config.n_eos; i++) x->ends[eos[i]] = true;
-    for (size_t i = 0; chats && i < t->n[ENDS]; i++) x->ends[t->at[ENDS][i]] = true;
-    new_run(&x->run, m, plan(o, m, n_ids, chats ? -1 : o->n_new), (size_t)o->chunk, 1), new_sampler(&x->sampler, n);
-}
 
 // Feeds those of n ids that the cache lacks, then samples and prints more. True if the text ended or the user ended it.
 static bool write_on(Session *x, const int *ids, size_t n) {
@@ -1675,47 +1653,40 @@ static bool write_on(Session *x, const int *ids, size_t n) {
     x->fed += r->position - cached;
     for (int id; made < wanted && !(ended = stoppable == 2); shown = x->out.size) {
         if (made) forward(r, &id, T = 1);
-        id = sample(&x->sampler, logits_of(r, T - 1, 1), AS(int, x->ids), r->position);
+        id = sample(&x->sampler, logits_of(r, T - 1, 1), r->model->config.vocab_size, AS(int, x->ids), r->position);
         if (made++ == 0) first = seconds(CLOCK_MONOTONIC);
-        if ((ended = x->ends[id])) break;
+        for (size_t i = 0; i < x->ends.size / sizeof id; i++) ended = ended || AS(int, x->ends)[i] == id;
+        if (ended) break;
         append(&x->ids, &id, sizeof id);
-        append_token(&x->out, x->t, &x->decoder, id, false), print_from(&x->out, shown);
+        append_tokens(&x->out, x->t, &x->decoder, &id, 1, false), print_from(&x->out, shown);
     }
-    double end = seconds(CLOCK_MONOTONIC);
-    x->feeding += (made ? first : end) - start, x->made += made;
-    if (made) x->timed += made - 1, x->making += end - first;
+    double end = seconds(CLOCK_MONOTONIC), fed = made ? first : end;
+    x->feeding += fed - start, x->making += end - fed, x->made += made, x->timed += made ? made - 1 : 0;
     decode_end(&x->decoder, &x->out), print_from(&x->out, shown);
     if (stoppable || !x->t || isatty(STDOUT_FILENO)) print("\n", 1);
     return ended;
 }
 
-// Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
-static bool next_turn(const Options *o, Buffer *talk) {
-    bool terminal = isatty(fileno(stdin)), marks = terminal && isatty(STDOUT_FILENO), given = o->text && !talk->size;
-    Buffer turn = {0};
-    int met = 0;
-    if (given) append(&turn, o->text, strlen(o->text));
-    else do {
-        if (marks) print("> ", 2);
-        while ((met = read_until('\n', &turn)) == '\n' && turn.size && turn.data[turn.size - 1] == '\\')
-            turn.data[turn.size - 1] = '\n';
-    } while (terminal && met == '\n' && !turn.size);
-    if (met != EOF || turn.size) return append(talk, &turn, sizeof turn), true;
-    if (marks) print("\n", 1);
-    return false;
-}
-
-// Each turn feeds what the conversation's ids have beyond those in the cache.
-static void chat(Session *x) {
-    const Options *o = x->o;
-    size_t context = x->run.context;
+// -m generate; -m chat: each turn feeds what the conversation's ids have beyond those in the cache. Then the status.
+static void run_session(Session *x, const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
+    size_t vocab_size = m->config.vocab_size, context = plan(o, m, p->n);
+    bool chats = o->mode == CHAT, full = false;
     Buffer talk = {0};  // of Buffers: users' turns and replies
-    bool full = false;
-    while (!full && next_turn(o, &talk)) {
+    *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler};
+    append(&x->ends, data_of(m->eos_ids), m->config.n_eos * sizeof(int));
+    if (chats) append(&x->ends, t->at[ENDS], t->n[ENDS] * sizeof(int));
+    new_run(&x->run, m, context, (size_t)o->chunk, 1);
+    x->sampler.candidates = allocate(vocab_size, sizeof *x->sampler.candidates, "the sampler");
+    x->sampler.weights = allocate(vocab_size, sizeof *x->sampler.weights, "the sampler");
+    append_tokens(&x->out, x->t, &x->decoder, p->ids, p->n, false);
+    if (x->t && p->text.size) decode_end(&x->decoder, &x->out), print_from(&p->text, 0);  // text as it was given
+    else print_from(&x->out, 0);
+    if (!chats) write_on(x, p->ids, p->n);
+    while (chats && !full && next_turn(o, &talk)) {
         size_t n, n_said = talk.size / sizeof talk, same = 0;
-        int *ids = render(x->t, o->system, AS(Buffer, talk), n_said, &n), *held = AS(int, x->ids);
+        int *ids = render(t, o->system, AS(Buffer, talk), n_said, &n), *held = AS(int, x->ids);
         if ((full = n > context && n_said > 1)) break;
-        context_for(o, x->run.model, context, n);  // dies if the first turn does not fit
+        context_for(o, m, context, n);  // dies if the first turn does not fit
         while (same < x->run.position && same + 1 < n && held[same] == ids[same]) same++;
         x->run.position = keepable(&x->run, same), x->decoder = (Decoder){0}, x->out = (Buffer){0}, stoppable = 1;
         bool ended = write_on(x, ids, n);
@@ -1725,55 +1696,16 @@ static void chat(Session *x) {
         stoppable = 0, free(ids);
     }
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x->fed,
+            per_second(x->fed, x->feeding), x->made, per_second(x->timed, x->making), (size_t)o->sampler.state);
 }
 
-// -m generate, or without a prompt chat; then the status line.
-static void run_session(const Options *o, const Model *m, const Tokenizer *t, const Prompt *p) {
-    Session x;
-    new_session(&x, o, m, t, p ? p->n : 0, !p);
-    bool as_given = p && x.t && p->text.size;  // text is shown as it was given
-    for (size_t i = 0; p && i < p->n; i++) append_token(&x.out, x.t, &x.decoder, p->ids[i], false);
-    if (as_given) decode_end(&x.decoder, &x.out);
-    print_from(as_given ? &p->text : &x.out, 0);
-    p ? (void)write_on(&x, p->ids, p->n) : chat(&x);
-    fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x.fed,
-            per_second(x.fed, x.feeding), x.made, per_second(x.timed, x.making), (size_t)o->sampler.state);
-}
-
-// The ids of a whole conversation, for -m chat --ids.
-static Prompt read_talk(const Options *o, const Tokenizer *t) {
-    Buffer talk = {0};
-    Prompt p = {0};
-    while (next_turn(o, &talk)) continue;
-    size_t n = talk.size / sizeof talk;
-    if (n % 2 == 0) die("the conversation has %zu messages, an even number (the last must be a user's)", n);
-    return p.ids = render(t, o->system, AS(Buffer, talk), n, &p.n), p;
-}
-
-// -m tokenize (without a tokenizer to decode with: the ids) and detokenize
-static void translate(const Tokenizer *t, const int *ids, size_t n) {
-    Buffer b = {0};
-    Decoder d = {0};
-    for (size_t i = 0; i < n; i++) append_token(&b, t, &d, ids[i], true);
-    t ? decode_end(&d, &b) : append(&b, "\n", 1);
-    print_from(&b, 0);
-}
-
-// -ln p(id) of a row of n logits.
-static double surprise(const float *logits, size_t n, int id) {
-    double largest = -INFINITY, sum = 0;
-    for (size_t i = 0; i < n; i++) if ((double)logits[i] > largest) largest = (double)logits[i];
-    for (size_t i = 0; i < n; i++) sum += exp((double)logits[i] - largest);
-    if (!(sum > 0)) die("all logits of a position are -inf (damaged weights? see -m check)");
-    return largest + log(sum) - (double)logits[id];
-}
-
-// -m logits: a row for each position of the prompt. -m hidden: the hidden states, (n_layers + 1, T, dim).
-// -m perplexity: windows of the context's length, each from an empty cache, its first id being context only.
-static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hidden, bool scores) {
+// -m logits; -m hidden (n_layers + 1, T, dim); -m perplexity: in windows of the context, each from an empty cache.
+static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     enum { LOGIT_ROWS = 16 };  // taken at a time
+    bool hidden = o->mode == HIDDEN, scores = o->mode == PERPLEXITY;
     const Config *c = &m->config;
-    size_t vocab_size = c->vocab_size, scored = 0, states = hidden ? mul(mul(c->n_layers + 1, p->n), c->dim) : 0;
+    size_t vocab_size = c->vocab_size, states = hidden ? mul(mul(c->n_layers + 1, p->n), c->dim) : 0;
     size_t context = context_for(o, m, min_size(c->seq_len, scores ? 2048 : p->n), scores ? 0 : p->n);
     if (scores && (p->n < 2 || context < 2))
         die("a text of %zu ids in a context of %zu leaves nothing to score (both must be 2 or more)", p->n, context);
@@ -1781,65 +1713,61 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p, bool hid
     new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
     if (o->output && strcmp(o->output, "-")) open_output(o->output);
-    double start = seconds(CLOCK_MONOTONIC), nll = 0;
-    for (size_t first = 0, n; first < p->n; first += n, scored += n - 1) {
-        n = min_size(context, p->n - first), r.position = 0;
-        while (r.position < n) {
+    double start = seconds(CLOCK_MONOTONIC), nll = 0, scored = 0;
+    for (size_t first = 0, n; first < p->n; first += n, scored += (double)(n - 1))
+        for (n = min_size(context, p->n - first), r.position = 0; r.position < n;) {
             size_t T = next_chunk(&r, p->ids + first, n), at = r.position - T;
             const float *x = NULL;
             for (size_t row = 0; row < T && !hidden; row++, at++, x += stride(vocab_size)) {
                 if (row % LOGIT_ROWS == 0) x = logits_of(&r, row, min_size(LOGIT_ROWS, T - row));
                 check_logits(x, vocab_size, at);
                 if (!scores) print(x, vocab_size * sizeof *x);
-                else if (at + 1 < n) nll += surprise(x, vocab_size, p->ids[first + at + 1]);
+                if (!scores || at + 1 == n) continue;
+                double largest = -INFINITY, sum = 0;
+                for (size_t i = 0; i < vocab_size; i++) if ((double)x[i] > largest) largest = (double)x[i];
+                for (size_t i = 0; i < vocab_size; i++) sum += exp((double)x[i] - largest);
+                if (!(sum > 0)) die("all logits of a position are -inf (damaged weights? see -m check)");
+                nll += largest + log(sum) - (double)x[p->ids[first + at + 1]];  // -ln p of the id that follows
             }
         }
-    }
-    nll /= (double)scored;
-    if (scores) printf("perplexity %.9g nll %.9g tokens %zu\n", exp(nll), nll, scored), print("", 0);
+    if (scores) printf("perplexity %.9g nll %.9g tokens %.0f\n", exp(nll / scored), nll / scored, scored), print("", 0);
     if (hidden) print(r.hidden, states * sizeof(float));
-    close_output();
+    if (fclose(stdout) || (unfinished && rename(unfinished, output)))
+        die("cannot write %s: %s (free some space, or write elsewhere)", output, strerror(errno));
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s\n", p->n, per_second(p->n, seconds(CLOCK_MONOTONIC) - start));
-}
-
-// Prints a tensor's line of -m check; returns how many of its values are not finite.
-static size_t check_tensor(const Tensor *t) {
-    static const char *const types[] = {"float32", "int32", "bfloat16"};
-    size_t n = t->rows * t->columns, finite = 0;
-    double low = INFINITY, high = -INFINITY, squares = 0;
-    for (size_t i = 0; i < n; i++) {
-        double value = t->type == I32 ? (double)((const int32_t *)t->data)[i] : (double)weight(t, i);
-        if (!isfinite(value)) continue;
-        low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
-    }
-    char name[64];
-    snprintf(name, sizeof name, t->layer == OF_NO_LAYER ? "%s" : "%s[%d]", t->name, t->layer);
-    printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", name, t->rows, t->columns,
-           types[t->type], low, high, sqrt(squares / (double)finite), n - finite);
-    return n - finite;
 }
 
 // -m check: the header, the tensors, the tokenizer of -z, and the memory that a run would take.
 static void check(const Options *o, const Model *m, const Tokenizer *t) {
+    static const char *const types[] = {"float32", "int32", "bfloat16"};
     size_t bad = 0, context = context_for(o, m, m->config.seq_len, 0), chunk = min_size((size_t)o->chunk, context);
     Run r = {.model = m, .context = context, .chunk = chunk, .logit_rows = 1};
-    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_size(&r));
-    char text[32];
-    printf("%s: %zu bytes\n\nheader\n", m->file.path, m->file.size);
+    size_t run = lay_out(&r, NULL), cache = mul(2 * sizeof(float), cache_size(&r)), file = m->file.size;
+    char text[64];
+    printf("%s: %zu bytes\n\nheader\n", m->file.path, file);
     for (int i = 0; i < N_FIELDS; i++) field(&m->config, i, text), printf("  %-28s %s\n", FIELDS[i].name, text);
     printf("\ntensors\n");
-    for (size_t i = 0; i < m->n_tensors; i++) bad += check_tensor(&m->tensors[i]);
+    for (const Tensor *w = m->tensors; w < m->tensors + m->n_tensors; w++) {
+        size_t n = w->rows * w->columns, finite = 0;
+        double low = INFINITY, high = -INFINITY, squares = 0;
+        for (size_t i = 0; i < n; i++) {
+            double value = w->type == I32 ? (double)((const int32_t *)w->data)[i] : (double)weight(w, i);
+            if (isfinite(value)) low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
+        }
+        snprintf(text, sizeof text, w->layer == OF_NO_LAYER ? "%s" : "%s[%d]", w->name, w->layer);
+        printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", text, w->rows,
+               w->columns, types[w->type], low, high, sqrt(squares / (double)finite), n - finite);
+        bad += n - finite;
+    }
     if (t->n_ids) printf("\ntokenizer %s: %zu ids, fingerprint %zu\n", t->path, t->n_ids, (size_t)t->hash);
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
-    printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", m->file.size, cache, run - cache,
-           add(m->file.size, run));
+    printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", file, cache, run - cache, add(file, run));
     print("", 0);
     if (bad) die("%s has %zu values that are not finite (export it again)", m->file.path, bad);
 }
 
 // ---- the command line -----------------------------------------------------------------------------------------------
-static const char USAGE[] =
-    "usage: run MODEL [options]\n"
+static const char USAGE[] = "usage: run MODEL [options]\n"
     "  -m MODE   generate (default) | chat | tokenize | detokenize | logits | hidden | perplexity | check\n"
     "  -i TEXT   prompt (chat: the first turn)          -t F  temperature, 0 = greedy (1.0)\n"
     "  -f FILE   prompt from a file, - = stdin          -p F  top-p (0.9; 1 = off)\n"
@@ -1851,80 +1779,69 @@ static const char USAGE[] =
     "  -y TEXT   system prompt for chat                 --ids  print token ids instead of text\n"
     "  -o FILE   where binary output goes, - = stdout   -h, --help   --version\n";
 
-// kind: 's' text, 'i' whole number, 'f' number, 'u' uint64, 'b' yes or no, 'a' answer with a text and end.
-typedef struct { const char *name; char kind; void *value; double low, high; } Flag;
-
-// Sets a flag from text: a number must be one as a whole and in the flag's range.
-static void set_flag(const Flag *f, const char *text) {
-    char *end;
-    double number = strtod(text, &end);
-    if (f->kind == 's') { *(const char **)f->value = text; return; }
-    if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")])
-        usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
-    errno = 0;
-    if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10);
-    else *(double *)f->value = number;
-    if (errno || !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
-        usage_error("%s %s is out of range, %.10g to %.10g (see run --help)", f->name, text, f->low, f->high);
-}
-
+// kind: 's' text, 'i' whole number, 'f' number, 'u' uint64; without a value 'b' yes or no, 'a' answer; 'M' the model.
 static void parse_options(Options *o, int argc, char **argv) {
     Sampler *s = &o->sampler;
-    *o = (Options){.mode = "generate", .n_new = 256, .chunk = 256};
+    *o = (Options){.mode_name = "generate", .n_new = 256, .chunk = 256};
     *s = (Sampler){.temperature = 1, .top_p = 0.9, .penalty = 1, .state = (uint64_t)(seconds(CLOCK_REALTIME) * 1e6)};
-    const Flag flags[] = {
-        {"-m", 's', &o->mode, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0},
+    const struct Flag { const char *name; char kind; void *value; double low, high; } flags[] = {
+        {"-m", 's', &o->mode_name, 0, 0}, {"-i", 's', &o->text, 0, 0}, {"-f", 's', &o->file, 0, 0},
         {"-I", 's', &o->ids, 0, 0}, {"-z", 's', &o->tokenizer, 0, 0}, {"-o", 's', &o->output, 0, 0},
         {"-y", 's', &o->system, 0, 0}, {"-n", 'i', &o->n_new, -1, INT_MAX}, {"-b", 'i', &o->chunk, 1, INT_MAX},
         {"-c", 'i', &o->context, 1, INT_MAX}, {"-j", 'i', &o->threads, 1, 1024}, {"-k", 'i', &s->top_k, 0, INT_MAX},
         {"-t", 'f', &s->temperature, 0, DBL_MAX}, {"-p", 'f', &s->top_p, 0, 1}, {"-s", 'u', &s->state, 0, 0x1p64},
         {"--min-p", 'f', &s->min_p, 0, 1}, {"--repeat-penalty", 'f', &s->penalty, DBL_MIN, DBL_MAX},
         {"--ids", 'b', &o->print_ids, 0, 0}, {"-h", 'a', (void *)USAGE, 0, 0}, {"--help", 'a', (void *)USAGE, 0, 0},
-        {"--version", 'a', "run.c 1.0\n", 0, 0}};
-    const Flag *const last = flags + sizeof flags / sizeof *flags;
+        {"--version", 'a', "run.c 1.0\n", 0, 0}, {NULL, 'M', &o->model, 0, 0}};
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *equals = !strncmp(word, "--", 2) ? strchr(word, '=') : NULL;
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
-        const Flag *f = flags;
-        while (f < last && (strlen(f->name) != length || strncmp(f->name, word, length))) f++;
-        if (f == last && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
-        if (f == last && o->model) usage_error("%s and %s: two models (a prompt goes after -i)", o->model, word);
-        if (f == last) o->model = word;
-        else if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (run --help)", f->name, equals + 1);
-        else if (f->kind == 'b') *(bool *)f->value = true;
+        const struct Flag *f = flags;
+        while (f->name && (strncmp(f->name, word, length) || f->name[length])) f++;
+        if (!f->name && word[0] == '-' && word[1]) usage_error("unknown option %s (see run --help)", word);
+        if (!f->name && o->model) usage_error("%s and %s: two models (a prompt goes after -i)", o->model, word);
+        if (f->kind < 'f' && equals) usage_error("%s takes no value, not %s (run --help)", f->name, equals + 1);
+        const char *text = f->kind < 'f' ? word : equals ? equals + 1 : argv[++i];
+        if (!text) usage_error("%s needs a value (see run --help)", f->name);
+        if (f->kind == 'b') *(bool *)f->value = true;
         else if (f->kind == 'a') print(f->value, strlen(f->value)), exit(0);
-        else if (!equals && i + 1 == argc) usage_error("%s needs a value (see run --help)", f->name);
-        else set_flag(f, equals ? equals + 1 : argv[++i]);
+        else if (f->kind == 's' || f->kind == 'M') *(const char **)f->value = text;
+        else {  // a number as a whole, in the flag's range
+            char *end;
+            double number = strtod(text, &end);
+            if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")])
+                usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
+            errno = 0;
+            if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10);
+            else *(double *)f->value = number;
+            if (errno || !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
+                usage_error("%s %s is out of range, %.10g to %.10g (see run --help)", f->name, text, f->low, f->high);
+        }
     }
 }
 
-typedef enum { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } Mode;
-
-// The mode; ends the program if the options do not go together.
-static Mode check_options(const Options *o) {
+// Sets the mode; ends the program if the options do not go together.
+static void check_options(Options *o) {
     static const char *const names[] = {"generate", "chat", "tokenize", "detokenize", "logits", "hidden", "perplexity",
                                         "check"};
-    Mode mode = GENERATE;
-    while (mode < N_MODES && strcmp(o->mode, names[mode])) mode++;
-    if (mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode);
-    bool binary = mode == LOGITS || mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
-    bool chats = mode == CHAT, without = mode == TOKENIZE || mode == DETOKENIZE || (chats && o->print_ids);
+    while (strcmp(o->mode_name, names[o->mode]))
+        if (++o->mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode_name);
+    bool binary = o->mode == LOGITS || o->mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
+    bool chats = o->mode == CHAT, without = o->mode == TOKENIZE || o->mode == DETOKENIZE || (chats && o->print_ids);
     if (chats && o->ids) usage_error("-I is given with -m chat (leave it out)");
     if (!chats && !!o->text + !!o->file + !!o->ids > 1) usage_error("-i, -f, -I: more than one is given (leave one)");
-    if (o->system && !chats) usage_error("-y is for -m chat, not %s (put it into the prompt)", o->mode);
+    if (o->system && !chats) usage_error("-y is for -m chat, not %s (put it into the prompt)", o->mode_name);
     if (!o->model && !without) usage_error("no model is named (run MODEL [options]; see run --help)");
-    if (mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
-    if (mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
-    if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect its output)", o->mode);
+    if (o->mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
+    if (o->mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
+    if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect its output)", o->mode_name);
     if (binary && to_stdout && isatty(STDOUT_FILENO))
-        usage_error("-m %s writes binary to a terminal (give -o)", o->mode);
-    return mode;
+        usage_error("-m %s writes binary to a terminal (give -o)", o->mode_name);
 }
 
 // -j, else OMP_NUM_THREADS, else a thread for each core that this process may use, within its share of time.
-static void set_threads(double threads) {
+static void set_threads(size_t n) {
 #ifdef _OPENMP
-    size_t n = (size_t)threads;
 #ifdef __linux__
     cpu_set_t cpus;
     char path[96];
@@ -1934,15 +1851,15 @@ static void set_threads(double threads) {
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
         first = number_in(path, "%zu", i), n += first >= i || !CPU_ISSET(first, &cpus);  // of those that share a core
     }
-    const char *share = "/sys/fs/cgroup/cpu.max";
-    size_t quota = number_in(share, "%zu", 0), period = number_in(share, "%*u %zu", 0);
+    size_t quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0);
+    size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
     if (by_default && quota && period) n = min_size(n, (quota + period - 1) / period);
 #endif
     omp_set_dynamic(0);
     if (n) omp_set_num_threads((int)n);
     if (omp_get_max_threads() > omp_get_num_procs()) spins = 0;
 #else
-    if (threads > 1) fprintf(stderr, "run: note: -j %g has no effect, this is built without OpenMP\n", threads);
+    if (n > 1) fprintf(stderr, "run: note: -j %zu has no effect, this is built without OpenMP\n", n);
 #endif
 }
 
@@ -1950,30 +1867,33 @@ static void set_threads(double threads) {
 int main(int argc, char **argv) {
     static Model m;
     static Tokenizer t;
+    static Session x;
     Options o;
     for (int fd = 0; fd < 3; fd++)  // a closed one stays unusable, and no file of ours takes its place
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
-    parse_options(&o, argc, argv);
-    Mode mode = check_options(&o);
+    parse_options(&o, argc, argv), check_options(&o);
     if (o.file && strcmp(o.file, "-") && !freopen(input = o.file, "r", stdin))
         die("cannot open %s: %s (check the path)", input, strerror(errno));
-    set_threads(o.threads);
+    set_threads((size_t)o.threads);
     for (const int *s = (int[]){SIGINT, SIGTERM, SIGHUP, SIGBUS, 0}; *s; s++) signal(*s, on_signal);
     signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit is an error
-    bool has_text = o.text || o.file || mode == CHAT || mode == TOKENIZE || mode == DETOKENIZE;
+    bool has_text = o.text || o.file || o.mode == CHAT || o.mode == DETOKENIZE || (o.mode == CHECK && o.tokenizer);
     if (o.model) load_model(&m, o.model);
-    if (has_text || (mode == CHECK && o.tokenizer) || (mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
-    if (mode == CHECK) return check(&o, &m, &t), 0;
-    if (mode == CHAT && t.n[TURNS] < 16)
+    if (has_text || (o.mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
+    if (o.mode == CHECK) return check(&o, &m, &t), 0;
+    if (o.mode == CHAT && t.n[TURNS] < 16)
         die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
             "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
     if (o.system && t.n[TURNS] < 32) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
-    if (mode == CHAT && !o.print_ids) return run_session(&o, &m, &t, NULL), 0;
-    bool starts = mode == GENERATE || mode == LOGITS || mode == HIDDEN;
-    Prompt p = mode == CHAT ? read_talk(&o, &t) : read_prompt(&o, &t, &m, starts);
-    if (mode == GENERATE) run_session(&o, &m, &t, &p);
-    else if (starts || mode == PERPLEXITY) evaluate(&o, &m, &p, mode == HIDDEN, mode == PERPLEXITY);
-    else translate(mode == DETOKENIZE ? &t : NULL, p.ids, p.n);
+    Prompt p = read_prompt(&o, &t, &m);
+    if (o.mode == LOGITS || o.mode == HIDDEN || o.mode == PERPLEXITY) evaluate(&o, &m, &p);
+    else if (o.mode == GENERATE || (o.mode == CHAT && !o.print_ids)) run_session(&x, &o, &m, &t, &p);
+    else {  // ids, or what they decode to
+        bool decodes = o.mode == DETOKENIZE;
+        append_tokens(&x.out, decodes ? &t : NULL, &x.decoder, p.ids, p.n, true);
+        decodes ? decode_end(&x.decoder, &x.out) : append(&x.out, "\n", 1);
+        print_from(&x.out, 0);
+    }
     return 0;
 }
 #endif

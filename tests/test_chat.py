@@ -596,20 +596,21 @@ int main(int argc, char **argv) {  // after all turns: what the cache gives for 
     Options o;
     Model m = {0};
     Tokenizer t = {0};
-    Session a, b;
+    Session a;
+    Run b;
     size_t T = 0;
     parse_options(&o, argc, argv);
+    o.mode = CHAT;
     load_model(&m, o.model);
     load_tokenizer(&t, &o, &m);
-    new_session(&a, &o, &m, &t, 0, true);
-    new_session(&b, &o, &m, &t, 0, true);
-    chat(&a);
+    run_session(&a, &o, &m, &t, &(Prompt){0});
+    new_run(&b, &m, a.run.context, a.run.chunk, 1);
     int *ids = (int *)(void *)a.ids.data;
     size_t n = a.ids.size / sizeof *ids, fed = a.fed;
     if (a.run.position == n) a.run.position--;
     next_chunk(&a.run, ids, n);
-    while (b.run.position < n) T = next_chunk(&b.run, ids, n);
-    bool equal = a.run.position == n && !memcmp(logits_of(&a.run, 0, 1), logits_of(&b.run, T - 1, 1), m.config.vocab_size * sizeof(float));
+    while (b.position < n) T = next_chunk(&b, ids, n);
+    bool equal = a.run.position == n && !memcmp(logits_of(&a.run, 0, 1), logits_of(&b, T - 1, 1), m.config.vocab_size * sizeof(float));
     fprintf(stderr, "%%s %%zu %%zu\n", equal ? "equal" : "different", fed, n);
     return 0;
 }

@@ -578,11 +578,11 @@ static void test_uniform(void) {
 
 // The id that sample() picks from three logits when the generator draws these 24 bits.
 static int pick(const float logits[3], uint64_t bits, double temperature) {
-    Sampler s = {.temperature = temperature, .top_p = 1, .penalty = 1, .state = state_before(bits)};
-    new_sampler(&s, 3);
-    int id = sample(&s, logits, NULL, 0);
-    free(s.candidates), free(s.weights);
-    return id;
+    Candidate candidates[3];
+    double weights[3];
+    Sampler s = {.temperature = temperature, .top_p = 1, .penalty = 1, .state = state_before(bits),
+                 .candidates = candidates, .weights = weights};
+    return sample(&s, logits, 3, NULL, 0);
 }
 
 static void test_picks(void) {
