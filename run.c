@@ -602,7 +602,8 @@ typedef struct { float largest; double sum; } Softmax;  // of some positions: la
 typedef struct {
     const Model *model;
     size_t context, chunk, logit_rows;
-    size_t position, written;  // tokens in the cache; the most it held since it was empty
+    size_t position, start;    // tokens in the cache, without those of the last chunk
+    size_t written;            // the most it held since it was empty
     size_t q_rows;             // of a tile of queries that share a key/value head
     float *hidden;             // (n_layers + 1, context, dim), rows of dim, or NULL
     void *block;               // that holds all of these:
@@ -899,18 +900,25 @@ static void forward(Run *r, const int *tokens, size_t T) {
                 add_branch(r, t, w->ffn_post_norm, w->ffn_post_norm_bias);
         }
     }
-    r->written = r->position && r->written > r->position + T ? r->written : r->position + T, r->position += T;
+    r->written = r->position && r->written > r->position + T ? r->written : r->position + T;
+    r->start = r->position, r->position += T;
 }
 
-// Logits (n, vocab_size) of rows first .. first + n of the chunk that forward() has just taken.
-static const float *logits_of(Run *r, size_t first, size_t n) {
+// Logits (n, vocab_size) of the n positions from `at` on, which the last call of forward() took. Dies if one is NaN or
+// +infinite; -infinite is fine.
+static const float *logits_of(Run *r, size_t at, size_t n) {
     const Config *c = &r->model->config;
     const Product p = {r->logits, r->model->classifier, r->model->classifier_bias};
     atomic_store(&drawn, 0);
     #pragma omp parallel
-    past = 0, matmul(r->normed + first * stride(c->dim), n, &p, 1);
-    for (size_t i = 0; i < n * stride(c->vocab_size) && (c->logit_scale != 1 || c->logit_softcap > 0); i++)
-        r->logits[i] = capped((float)((double)r->logits[i] * c->logit_scale), (float)c->logit_softcap);
+    past = 0, matmul(r->normed + (at - r->start) * stride(c->dim), n, &p, 1);
+    for (size_t i = 0, row = stride(c->vocab_size); i < n * row; i++) {
+        float *logit = r->logits + i;
+        if (c->logit_scale != 1 || c->logit_softcap > 0)
+            *logit = capped((float)((double)*logit * c->logit_scale), (float)c->logit_softcap);
+        if (!(*logit < INFINITY)) die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)",
+                                      i % row, at + i / row, (double)*logit);
+    }
     return r->logits;
 }
 
@@ -1420,19 +1428,11 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
     return low;
 }
 
-// Dies if one of a row of n logits is NaN or +infinite; -inf is fine.
-static void check_logits(const float *logits, size_t n, size_t position) {
-    for (size_t i = 0; i < n; i++)
-        if (!(logits[i] < INFINITY)) die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)",
-                                         i, position, (double)logits[i]);
-}
-
 // Picks the id that follows n ids from its logits (vocab_size). A tie goes to the lower id.
 static int sample(Sampler *s, const float *logits, size_t vocab_size, const int *ids, size_t n) {
     Candidate *c = s->candidates;
     size_t picked = 0, kept = vocab_size;
     double total = 0, left = 0, passed = 0;
-    check_logits(logits, vocab_size, n - 1);
     for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
     // The repetition penalty (Keskar et al. 2019), once for each id: positive logits are divided, others multiplied.
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
@@ -1615,14 +1615,12 @@ static size_t plan(const Options *o, const Model *m, size_t n) {
     return min_size(full, n + wanted);
 }
 
-// Takes the next chunk of n tokens from the run's position on; returns how many tokens that was.
-static size_t next_chunk(Run *r, const int *ids, size_t n) {
-    size_t T = min_size(r->chunk, n - r->position);
+// Takes the next chunk of n tokens from the run's position on.
+static void next_chunk(Run *r, const int *ids, size_t n) {
     bool show = n > 4 * r->chunk && isatty(STDERR_FILENO);
     if (show) fprintf(stderr, "\rprompt: %zu of %zu tokens", r->position, n);
-    forward(r, ids + r->position, T);
+    forward(r, ids + r->position, min_size(r->chunk, n - r->position));
     if (show && r->position == n) fprintf(stderr, "\r%*s\r", 60, "");
-    return T;
 }
 
 // Appends what n ids add to the text (special tokens only if shown); without a tokenizer the ids.
@@ -1645,15 +1643,16 @@ typedef struct {  // of generate and chat
 static bool write_on(Session *x, const int *ids, size_t n) {
     Run *r = &x->run;
     size_t room = r->context - n, wanted = x->o->n_new < 0 ? room : min_size(room, (size_t)x->o->n_new);
-    size_t cached = r->position, made = 0, shown = x->out.size, T = 0;
+    size_t cached = r->position, made = 0, shown = x->out.size;
     bool ended = false;
     x->ids.size = 0, append(&x->ids, ids, n * sizeof *ids);
     double start = seconds(CLOCK_MONOTONIC), first = start;
-    while (r->position < n && stoppable != 2) T = next_chunk(r, ids, n);
+    while (r->position < n && stoppable != 2) next_chunk(r, ids, n);
     x->fed += r->position - cached;
     for (int id; made < wanted && !(ended = stoppable == 2); shown = x->out.size) {
-        if (made) forward(r, &id, T = 1);
-        id = sample(&x->sampler, logits_of(r, T - 1, 1), r->model->config.vocab_size, AS(int, x->ids), r->position);
+        if (made) forward(r, &id, 1);
+        const float *logits = logits_of(r, r->position - 1, 1);
+        id = sample(&x->sampler, logits, r->model->config.vocab_size, AS(int, x->ids), r->position);
         if (made++ == 0) first = seconds(CLOCK_MONOTONIC);
         for (size_t i = 0; i < x->ends.size / sizeof id; i++) ended = ended || AS(int, x->ends)[i] == id;
         if (ended) break;
@@ -1716,11 +1715,10 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     double start = seconds(CLOCK_MONOTONIC), nll = 0, scored = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += (double)(n - 1))
         for (n = min_size(context, p->n - first), r.position = 0; r.position < n;) {
-            size_t T = next_chunk(&r, p->ids + first, n), at = r.position - T;
+            size_t at = r.position;
             const float *x = NULL;
-            for (size_t row = 0; row < T && !hidden; row++, at++, x += stride(vocab_size)) {
-                if (row % LOGIT_ROWS == 0) x = logits_of(&r, row, min_size(LOGIT_ROWS, T - row));
-                check_logits(x, vocab_size, at);
+            for (next_chunk(&r, p->ids + first, n); at < r.position && !hidden; at++, x += stride(vocab_size)) {
+                if ((at - r.start) % LOGIT_ROWS == 0) x = logits_of(&r, at, min_size(LOGIT_ROWS, r.position - at));
                 if (!scores) print(x, vocab_size * sizeof *x);
                 if (!scores || at + 1 == n) continue;
                 double largest = -INFINITY, sum = 0;
@@ -1752,7 +1750,8 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
         double low = INFINITY, high = -INFINITY, squares = 0;
         for (size_t i = 0; i < n; i++) {
             double value = w->type == I32 ? (double)((const int32_t *)w->data)[i] : (double)weight(w, i);
-            if (isfinite(value)) low = fmin(low, value), high = fmax(high, value), squares += value * value, finite++;
+            if (!isfinite(value)) continue;
+            low = value < low ? value : low, high = value > high ? value : high, squares += value * value, finite++;
         }
         snprintf(text, sizeof text, w->layer == OF_NO_LAYER ? "%s" : "%s[%d]", w->name, w->layer);
         printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", text, w->rows,

@@ -598,7 +598,6 @@ int main(int argc, char **argv) {  // after all turns: what the cache gives for 
     Tokenizer t = {0};
     Session a;
     Run b;
-    size_t T = 0;
     parse_options(&o, argc, argv);
     o.mode = CHAT;
     load_model(&m, o.model);
@@ -609,8 +608,9 @@ int main(int argc, char **argv) {  // after all turns: what the cache gives for 
     size_t n = a.ids.size / sizeof *ids, fed = a.fed;
     if (a.run.position == n) a.run.position--;
     next_chunk(&a.run, ids, n);
-    while (b.position < n) T = next_chunk(&b, ids, n);
-    bool equal = a.run.position == n && !memcmp(logits_of(&a.run, 0, 1), logits_of(&b, T - 1, 1), m.config.vocab_size * sizeof(float));
+    while (b.position < n) next_chunk(&b, ids, n);
+    const float *got = logits_of(&a.run, n - 1, 1), *want = logits_of(&b, n - 1, 1);
+    bool equal = a.run.position == n && !memcmp(got, want, m.config.vocab_size * sizeof *got);
     fprintf(stderr, "%%s %%zu %%zu\n", equal ? "equal" : "different", fed, n);
     return 0;
 }

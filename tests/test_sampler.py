@@ -189,12 +189,12 @@ def test_huge_logits_and_temperatures():
         assert np.isfinite(p).all() and abs(p.sum() - 1) < 1e-6 and ((drawn >= 0) & (drawn < 3)).all()
 
 
-def test_logits_that_are_not_numbers():
-    """B71: NaN and +infinity are errors, -infinity is probability 0, all of them an error."""
-    nan, inf = np.nan, np.inf
+def test_logits_of_minus_infinity():
+    """B71: -infinity is probability 0, all of them an error (of NaN and +infinity logits_of() dies: test_cli.py)."""
+    inf = np.inf
     for settings in (dict(), dict(temperature=0.0), dict(top_p=0.9), dict(top_k=2), dict(min_p=0.1),
                      dict(penalty=1.5, history=[0])):
-        for logits in ([nan] * 5, [0, 1, nan, 2], [nan, 1], [1, inf, 0], [inf, inf], [-inf] * 4, [-inf]):
+        for logits in ([-inf] * 4, [-inf]):
             error(logits, draws=1, **settings)
         for logits in ([-inf, 3, -inf], [-inf, 3, 2.9, -inf]):
             p, drawn = ask(logits, draws=50, **settings)
