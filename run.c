@@ -1163,21 +1163,21 @@ INLINE void rate_pair(Encoder *e, size_t n, size_t i) {
 static void merge_symbols(Encoder *e) {
     size_t n = e->symbols.size / sizeof(Symbol);
     Symbol *m = AS(Symbol, e->symbols);
+    while (e->ranks.size < 16 * n) append(&e->ranks, &(uint64_t){UINT64_MAX}, 8);  // what all are in the end
     for (size_t i = 0; i < n; i++) rate_pair(e, n, i);
-    for (uint64_t *tree = AS(uint64_t, e->ranks); n && tree[1] != UINT64_MAX;) {
+    for (const uint64_t *tree = AS(uint64_t, e->ranks); n && tree[1] != UINT64_MAX;) {
         uint32_t i = (uint32_t)tree[1], next = i + m[i].span, span = m[i].span + m[next].span;
         m[i].id = m[i].merged, m[next].id = NONE, m[i].span = m[i + span - 1].span = span;
         rate_pair(e, n, next), rate_pair(e, n, i);
         if (i) rate_pair(e, n, i - m[i - 1].span);
     }
     for (size_t i = 0; i < n; i += m[i].span) append(&e->ids, &m[i].id, sizeof m[i].id);
-    e->symbols.size = e->ranks.size = 0;
+    e->symbols.size = 0;
 }
 
 // STEP_MERGE: a piece that the trie in EDGES has as a whole is one id, others begin as their characters' symbols, or
 // byte tokens, or unk, or nothing, and merge up to each that is ALONE. Bit 0: as bytes; bit 1: unks in a row are one.
 static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
-    static const uint64_t none[2] = {UINT64_MAX, UINT64_MAX};
     const Tokenizer *t = e->t;
     const uint32_t *range = step + 6, *edge = NULL;
     bool bytes = step[3] & 1, fuse = step[3] & 2, unknown = false;  // the symbol before is unk
@@ -1195,7 +1195,7 @@ static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
             if (overtakes) AS(Symbol, e->symbols)[e->symbols.size / sizeof(Symbol) - 1].id = id;
             if ((unknown = overtakes || id == NONE)) id = t->unk;
             if (!unknown && row_of(t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
-            else append(&e->symbols, &(Symbol){id, 1, NONE}, sizeof(Symbol)), append(&e->ranks, none, sizeof none);
+            else append(&e->symbols, &(Symbol){id, 1, NONE}, sizeof(Symbol));
         }
     }
     merge_symbols(e);
@@ -1336,7 +1336,7 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
 // The model's template, taken apart: TURNS has four rows for the first turn if a reply follows, four if it is awaited,
 // eight for later turns; sixteen more with a system prompt. Of four, three are what precedes system prompt, message and
 // reply: a text, where it ends if the content is empty, what the content loses (at its start what a program matches, at
-// its end a class), bits. The fourth: of a reply that its program matches; if one is awaited, of what no user may say.
+// its end a class), bits. The fourth: for a reply that its program matches; if one is awaited, for no user's message.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
