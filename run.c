@@ -942,8 +942,7 @@ static const char *const columns[N_SECTIONS] = {
     [EDGES] = ".n.e",      // key, id, range of edges that go on from here: tries over code points. A pair's: right id,
                            // merged id, rank (the lowest merges first), 0. In a range keys ascend, as in one of MAP
     [MAP] = ".u.m",        // key, code point, range of MAP: texts; texts that keys become; what two keys compose to
-    [RANGES] = "u...",     // of code points from this one, first 0, to the next row's: the set of their classes, bits
-                           // 0-31 and 32-63, and their canonical combining class
+    [RANGES] = "u...",     // from this code point, first 0, to the next row's: 64 bits of classes, combining class
     [CODE] = "opk..",      // op, row to go to, class, two numbers: the programs of patterns, see match()
     [STEPS] = "spk..m.e",  // kind, program, class, bits, ranges of MAP and EDGES: what is done to every text, in turn
     [POST] = "i",          // ids around every text: n_before in front, the others at the end
@@ -982,34 +981,27 @@ typedef struct {
 } Encoder;
 
 // How many bytes a character has that begins with this one; 0: none does.
-static size_t utf8_length(unsigned char c) {
-    return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
-}
+static size_t utf8_length(int c) { return c < 0x80 ? 1 : c < 0xC2 || c > 0xF4 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4; }
 
 // The bytes of a character, or the one above 0x110000. Their number.
 static size_t utf8_encode(uint32_t c, unsigned char *s) {
     size_t n = c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    s[0] = (unsigned char)c;
-    for (size_t k = n; n > 1 && k--; c >>= 6) s[k] = (unsigned char)(k ? 0x80 | (c & 0x3F) : (0xF0u << (4 - n)) | c);
+    for (size_t k = n; k--; c >>= 6) s[k] = (unsigned char)(k ? 0x80 | (c & 0x3F) : n > 1 ? 0xF0u << (4 - n) | c : c);
     return n;
-}
-
-// The first code point of s[0, n), or 0x110000 + s[0], and its length.
-static size_t utf8_decode(const unsigned char *s, size_t n, uint32_t *c) {
-    size_t length = utf8_length(s[0]), k = 1;
-    for (*c = length > 1 ? s[0] & (0x7Fu >> length) : s[0]; k < length && k < n && (s[k] & 0xC0) == 0x80; k++)
-        *c = *c << 6 | (s[k] & 0x3F);
-    if (k == length && (*c < 0xD800 || *c > 0xDFFF) && utf8_encode(*c, (unsigned char[4]){0}) == length) return length;
-    return *c = 0x110000u + s[0], 1;
 }
 
 // Appends the characters of a text in UTF-8. Dies at a byte that begins none and has no token.
 static void append_utf8(const Tokenizer *t, Buffer *b, Buffer text, bool content) {
-    uint32_t c;
-    for (size_t i = 0; i < text.size; append(b, &(Char){c & 0x1FFFFF, content}, sizeof(Char))) {
-        i += utf8_decode(text.data + i, text.size - i, &c);
-        if (c >= 0x110000 && t->bytes[c & 0xFF] == NONE)
-            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend it)", i - 1, c & 0xFF, t->path);
+    for (size_t i = 0, k; i < text.size; i += k) {
+        const unsigned char *s = text.data + i;
+        size_t length = utf8_length(*s), room = text.size - i;
+        uint32_t c = length > 1 ? *s & (0x7Fu >> length) : *s;
+        for (k = 1; k < length && k < room && (s[k] & 0xC0) == 0x80; k++) c = c << 6 | (s[k] & 0x3F);
+        if (k != length || (c >= 0xD800 && c <= 0xDFFF) || utf8_encode(c, (unsigned char[4]){0}) != length)
+            c = 0x110000u + *s, k = 1;
+        if (c >= 0x110000 && t->bytes[*s] == NONE)
+            die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend it)", i, *s, t->path);
+        append(b, &(Char){c & 0x1FFFFF, content}, sizeof(Char));
     }
 }
 
@@ -1035,7 +1027,6 @@ static void spend(Encoder *e, size_t n) {
     e->budget -= n;
 }
 
-// Appends the code points of rows [from, to) of MAP.
 static void append_mapped(Encoder *e, Buffer *b, size_t from, size_t to, bool content) {
     for (; from < to; from++, spend(e, 1))
         append(b, &(Char){e->t->at[MAP][EDGE * from + 1] & 0x1FFFFF, content}, sizeof(Char));
@@ -1072,7 +1063,7 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
     return e->choices.size = base, e->depth--, i;
 }
 
-static void run_step(Encoder *e, const uint32_t *step, Stretch x);
+static void run_step(Encoder *e, const uint32_t *step, Stretch x);  // takes x through this step and those after it
 // STEP_ADDED: tokens of the trie in EDGES become ids, leftmost-longest.
 static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
@@ -1100,21 +1091,18 @@ static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
 // Bit 6: a match can only be at the start, bit 7: of the whole text.
 static void split(Encoder *e, const uint32_t *step, const Stretch *x) {
     Buffer piece = {0};
-    bool more = true;
-    size_t tries = !(step[3] & 0xC0) ? x->size + 1 : step[3] & 0x40 || x->s == e->text;
-    for (size_t end = 0, kind, last = 2; more;) {
-        size_t stop = SIZE_MAX, i = end;
-        while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == end && last < 2))) i++;
-        more = i < tries;
-        const size_t part[] = {end, more ? i : x->size, more ? stop : x->size};
-        for (kind = part[0] == part[1]; kind < 1u + more; last = kind++) {
+    size_t tries = !(step[3] & 0xC0) ? x->size + 1 : step[3] & 0x40 || x->s == e->text, part[3] = {0};
+    for (size_t kind, last = 2, stop = 0, more = 1; more;) {
+        size_t i = part[0] = part[2];
+        while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == part[0] && last < 2))) i++;
+        more = i < tries, part[1] = more ? i : x->size, part[2] = more ? stop : x->size;
+        for (kind = part[0] == part[1]; kind < 1 + more; last = kind++) {
             bool content = false;
             if (last < 2 && step[3] >> (2 * last + kind) & 1) run_step(e, step + STEP, all_of(piece)), piece.size = 0;
             for (i = part[kind]; i < part[kind + 1]; i++) content |= x->s[i].content;
             if (step[3] >> (4 + kind) & 1) append_mapped(e, &piece, step[4], step[5], content);
             else append(&piece, x->s + part[kind], (part[kind + 1] - part[kind]) * sizeof *x->s);
         }
-        end = part[2];
     }
     run_step(e, step + STEP, all_of(piece)), free(piece.data);
 }
@@ -1135,81 +1123,72 @@ static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
     for (i = 0; i < out.size / sizeof *m && step[3] & 1; i++, spend(e, 1))
         for (size_t k = i; k && classes(t, m[k])[2] && classes(t, m[k - 1])[2] > classes(t, m[k])[2]; k--, spend(e, 1))
             swapped = m[k], m[k] = m[k - 1], m[k - 1] = swapped;
-    for (i = 0; i < out.size / sizeof *m && step[3] & 2; i++) {
+    for (i = 0; i < out.size / sizeof *m; i++) {
         bool open = starter < n && (starter == n - 1 || classes(t, m[n - 1])[2] < classes(t, m[i])[2]);
-        row = open ? find(t, MAP, t->compose, m[starter].c) : NULL;
-        if (row) row = find(t, MAP, row + 2, m[i].c);
-        if (row) m[starter] = (Char){row[1] & 0x1FFFFF, m[starter].content | m[i].content};
+        row = open && step[3] & 2 ? find(t, MAP, t->compose, m[starter].c) : NULL;
+        if (row && (row = find(t, MAP, row + 2, m[i].c)))
+            m[starter] = (Char){row[1] & 0x1FFFFF, m[starter].content | m[i].content};
         else starter = classes(t, m[i])[2] ? starter : n, m[n++] = m[i];
     }
-    if (step[3] & 2) out.size = n * sizeof *m;
-    run_step(e, step + STEP, out.size ? all_of(out) : *x), free(out.data);
+    run_step(e, step + STEP, n ? (Stretch){m, n} : *x), free(out.data);
 }
 
-// What symbol i of n makes with the next one: its rank and, in the lower bits, i; UINT64_MAX: nothing.
-static uint64_t pair_at(Encoder *e, size_t n, size_t i) {
+// Puts what symbol i of n makes with the next one into a tree of minima, as number n + i: its rank and, in the lower
+// bits, i; UINT64_MAX: nothing. Of numbers 2 k and 2 k + 1 the lower one is at k, so that the lowest is at 1.
+INLINE void rate_pair(Encoder *e, size_t n, size_t i) {
     Symbol *s = AS(Symbol, e->symbols) + i;
-    const uint32_t *pair = i + s->span < n ? find(e->t, EDGES, row_of(e->t, s->id) + 3, s[s->span].id) : NULL;
+    uint64_t *tree = AS(uint64_t, e->ranks), least;
+    const uint32_t *left = s->id != NONE && i + s->span < n ? row_of(e->t, s->id) : NULL;
+    const uint32_t *pair = left ? find(e->t, EDGES, left + 3, s[s->span].id) : NULL;
     s->merged = pair ? pair[1] : NONE;
-    return s->merged != NONE ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
-}
-
-// Sets number k of a tree of minima: of numbers 2 k and 2 k + 1 the lower one is at k, so that the lowest is at 1.
-static void set_minimum(uint64_t *tree, size_t k, uint64_t value) {
-    for (tree[k] = value; k > 1 && tree[k / 2] != (value = tree[k] < tree[k ^ 1] ? tree[k] : tree[k ^ 1]); k /= 2)
-        tree[k / 2] = value;
+    least = s->merged != NONE ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
+    for (size_t k = n + i; tree[k] = least, k > 1; k /= 2)
+        if (tree[k / 2] == (least = tree[k] < tree[k ^ 1] ? tree[k] : tree[k ^ 1])) break;
 }
 
 // Byte-pair encoding of the symbols so far: the neighbours of lowest rank merge first, the leftmost of these, in
-// O(n log n). Number n + i of the tree is of symbol i, which has its span at its first and at its last place.
+// O(n log n). Symbol i has its span at its first and at its last place.
 static void merge_symbols(Encoder *e) {
     size_t n = e->symbols.size / sizeof(Symbol);
     Symbol *m = AS(Symbol, e->symbols);
-    uint64_t *tree = AS(uint64_t, e->ranks);
-    for (size_t i = 0; i < n; i++) set_minimum(tree, n + i, pair_at(e, n, i));
-    while (n && tree[1] != UINT64_MAX) {
+    while (e->ranks.size < 16 * n) append(&e->ranks, &(uint64_t){UINT64_MAX}, 8);  // what all are in the end
+    for (size_t i = 0; i < n; i++) rate_pair(e, n, i);
+    for (const uint64_t *tree = AS(uint64_t, e->ranks); n && tree[1] != UINT64_MAX;) {
         uint32_t i = (uint32_t)tree[1], next = i + m[i].span, span = m[i].span + m[next].span;
-        m[i].id = m[i].merged, m[i].span = m[i + span - 1].span = span;
-        set_minimum(tree, n + next, UINT64_MAX), set_minimum(tree, n + i, pair_at(e, n, i));
-        if (i) set_minimum(tree, n + i - m[i - 1].span, pair_at(e, n, i - m[i - 1].span));
+        m[i].id = m[i].merged, m[next].id = NONE, m[i].span = m[i + span - 1].span = span;
+        rate_pair(e, n, next), rate_pair(e, n, i);
+        if (i) rate_pair(e, n, i - m[i - 1].span);
     }
     for (size_t i = 0; i < n; i += m[i].span) append(&e->ids, &m[i].id, sizeof m[i].id);
-    e->symbols.size = e->ranks.size = 0;
-}
-
-// One more symbol. What is before an id that is in no pair merges by itself.
-static void push_symbol(Encoder *e, uint32_t id) {
-    static const uint64_t none[2] = {UINT64_MAX, UINT64_MAX};
-    if (row_of(e->t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
-    else append(&e->symbols, &(Symbol){id, 1, NONE}, sizeof(Symbol)), append(&e->ranks, none, sizeof none);
+    e->symbols.size = 0;
 }
 
 // STEP_MERGE: a piece that the trie in EDGES has as a whole is one id, others begin as their characters' symbols, or
-// byte tokens, or unk, or nothing. Bit 0: as bytes; bit 1: unks next to each other are one.
+// byte tokens, or unk, or nothing, and merge up to each that is ALONE. Bit 0: as bytes; bit 1: unks in a row are one.
 static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
     const Tokenizer *t = e->t;
     const uint32_t *range = step + 6, *edge = NULL;
-    bool bytes = step[3] & 1, fuse = step[3] & 2, due = false;  // an unk, which byte tokens overtake in `tokenizers`
+    bool bytes = step[3] & 1, fuse = step[3] & 2, unknown = false;  // the symbol before is unk
     unsigned char s[4];
     for (size_t i = 0; i < x->size && (edge = find(t, EDGES, range, x->s[i].c)); i++) range = edge + 2;
     if (edge && edge[1] != NONE) { append(&e->ids, edge + 1, sizeof *edge); return; }
     for (size_t i = 0, n, k; i < x->size; i++) {
-        uint32_t symbol = t->symbol[x->s[i].c], id;
-        bool spelled = !symbol;
-        for (n = symbol ? 1 : utf8_encode(x->s[i].c, s), k = 0; k < n && !bytes; k++)
-            spelled = spelled && t->bytes[s[k]] != NONE;
-        for (k = 0; k < (spelled ? n : 1); k++) {
-            id = spelled ? t->bytes[s[k]] : symbol - 1;
-            if (due && (bytes || !spelled) && (id != NONE || !fuse)) push_symbol(e, t->unk), due = false;
-            if (id != NONE) push_symbol(e, id);
-            else due = t->unk != NONE;
+        uint32_t symbol = t->symbol[x->s[i].c];
+        n = symbol ? 0 : utf8_encode(x->s[i].c, s);  // bytes that spell it
+        for (k = 0; k < n && !bytes; k++) if (t->bytes[s[k]] == NONE) n = 0;
+        for (k = 0; k == 0 || k < n; k++) {
+            uint32_t id = n ? t->bytes[s[k]] : symbol - 1;
+            if (id == NONE && (t->unk == NONE || (unknown && fuse))) continue;
+            bool overtakes = unknown && n && !bytes;  // as byte tokens do with an unk in `tokenizers`
+            if (overtakes) AS(Symbol, e->symbols)[e->symbols.size / sizeof(Symbol) - 1].id = id;
+            if ((unknown = overtakes || id == NONE)) id = t->unk;
+            if (!unknown && row_of(t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
+            else append(&e->symbols, &(Symbol){id, 1, NONE}, sizeof(Symbol));
         }
     }
-    if (due) push_symbol(e, t->unk);
     merge_symbols(e);
 }
 
-// Takes a stretch of the text through this step and those after it.
 static void run_step(Encoder *e, const uint32_t *step, Stretch x) {
     static void (*const kinds[])(Encoder *, const uint32_t *, const Stretch *) = {split_added, split, normalize, bpe};
     spend(e, x.size < NONE / 8 ? x.size : SIZE_MAX);
@@ -1264,25 +1243,7 @@ static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at
         }
 }
 
-// Points `at` into the file and checks every number in it.
-static void load_sections(Tokenizer *t, File f) {
-    size_t at = offsetof(Tokenizer, path), size;
-    memcpy(t, f.data, at);
-    sound(t, t->version == 3, "version");
-    for (int k = 0; k < N_SECTIONS; k++, at += size) {
-        t->at[k] = (const void *)(f.data + at), size = t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k]));
-        sound(t, size <= f.size - at, "size");
-    }
-    t->n_ids = t->n[IDS], t->data = f.data + f.size - t->n[DATA];
-    sound(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
-    for (int k = 0; k < N_SECTIONS; k++) check_rows(t, columns[k], t->at[k], t->n[k]);
-    check_rows(t, "nkk.m", &t->unk, 1), check_rows(t, "n", t->bytes, 256);
-    sound(t, t->n[RANGES] - 1 < 65536 && !t->at[RANGES][0], "character class");
-    sound(t, t->n[CODE] && t->at[CODE][OP * (t->n[CODE] - 1ul)] == OP_MATCH, "pattern");
-    sound(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
-}
-
-typedef struct { const unsigned char *s; uint32_t n, id, rank; } Piece;  // of llama2.c's file
+typedef struct { unsigned char *s; uint32_t n, id, rank; } Piece;  // of llama2.c's file
 
 static int compare_pieces(const void *a, const void *b) {
     const Piece *x = a, *y = b;
@@ -1297,23 +1258,20 @@ static int compare_keys(const void *a, const void *b) { const uint32_t *x = a, *
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     static const uint32_t code[OP] = {OP_MATCH}, space[EDGE] = {0, ' '}, ranges[RANGE] = {0}, bos = 1;
     static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};
-    Buffer data = {0}, ids = {0}, edges = {0}, pieces = {0};
-    uint32_t size = (uint32_t)f.size, longest, n, rank, c;
+    Buffer data = {0}, ids = {0}, edges = {0}, pieces = {0}, chars = {0};
+    uint32_t size = (uint32_t)f.size, longest = NONE, n, bits;
     float score;
-    sound(t, f.size < NONE / 2, "size, if it is a tokenizer");
+    memcpy(&longest, f.data, min_size(f.size, 4));
+    sound(t, f.size < NONE / 2 && longest <= 512, "size or longest piece, if it is a tokenizer");
     append(&data, f.data, f.size), append(&edges, space, sizeof space);  // one more row, so that there is one
     for (uint32_t b = 0; b < 256; b++) append(&data, &b, 1), t->bytes[b] = b + 3;
-    t->data = data.data, memcpy(&longest, t->data, 4);
-    sound(t, longest <= 512, "longest piece, if it is a tokenizer");
     for (uint32_t at = 4, id = 0; at < size; at += n, t->n_ids = ++id) {
-        memcpy(&score, t->data + at, 4), memcpy(&n, t->data + at + 4, 4), at += 8;
+        memcpy(&score, data.data + at, 4), memcpy(&n, data.data + at + 4, 4), at += 8;
         sound(t, at <= size && n <= longest && n <= size - at && score == score, "piece, if it is a tokenizer");
-        score = 0.0f - score, memcpy(&rank, &score, 4);
-        rank = rank >> 31 ? ~rank : rank | 1u << 31;  // falls as the score rises
-        append(&pieces, &(Piece){t->data + at, n, id, rank}, sizeof(Piece));
+        score = 0.0f - score, memcpy(&bits, &score, 4);  // make a rank that falls as the score rises
+        append(&pieces, &(Piece){data.data + at, n, id, bits >> 31 ? ~bits : bits | 1u << 31}, sizeof(Piece));
         uint32_t byte = id - 3, from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
-        uint32_t flags = ALONE | (id == 1 ? SPECIAL | RESTART : id == 2 ? SPECIAL : 0);
-        append(&ids, (uint32_t[ID]){from, end, flags}, 4 * ID);
+        append(&ids, (uint32_t[ID]){from, end, ALONE | (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
     }
     sound(t, t->n_ids >= 259, "number of pieces, if it is a tokenizer");
     Piece *first = AS(Piece, pieces), *last = first;
@@ -1321,7 +1279,8 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     for (Piece *p = first; p < first + t->n_ids; p++) if (compare_pieces(last, p)) *++last = *p;  // each once
     for (const Piece *p = first, *right; p <= last; p++) {
         uint32_t *left = AS(uint32_t, ids) + ID * (size_t)p->id;
-        if (utf8_decode(p->s, p->n, &c) == p->n) t->symbol[c] = p->id + 1;
+        chars.size = 0, append_utf8(t, &chars, (Buffer){p->s, p->n, 0}, false);
+        if (chars.size == sizeof(Char)) t->symbol[AS(Char, chars)->c] = p->id + 1;
         left[3] = left[4] = (uint32_t)(edges.size / (4 * EDGE));
         for (const Piece *q = p + 1; p->n && q <= last && q->n > p->n && !memcmp(q->s, p->s, p->n); q++) {
             Piece rest = {.s = q->s + p->n, .n = q->n - p->n};
@@ -1332,16 +1291,28 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
         qsort(AS(uint32_t, edges) + EDGE * (size_t)left[3], left[4] - left[3], 4 * EDGE, compare_keys);
     }
     t->at[IDS] = AS(uint32_t, ids), t->at[EDGES] = AS(uint32_t, edges), t->at[MAP] = space, t->at[RANGES] = ranges;
-    t->at[CODE] = code, t->at[STEPS] = steps, t->at[POST] = &bos, free(pieces.data);
-    t->strip = t->n_before = t->n[POST] = t->n[RANGES] = 1, t->n[STEPS] = 2;
+    t->at[CODE] = code, t->at[STEPS] = steps, t->at[POST] = &bos, t->data = data.data;
+    t->strip = t->n_before = t->n[POST] = 1, free(pieces.data), free(chars.data);
 }
 
+// Points `at` into the file and checks every number in it.
 static void tokenizer_load(Tokenizer *t, const char *path) {
     File f = map_file(path);
+    size_t at = offsetof(Tokenizer, path);
     *t = (Tokenizer){.path = path, .range = allocate(0x110100, sizeof *t->range, "the tokenizer")};
     t->symbol = allocate(0x110100, sizeof *t->symbol, "the tokenizer");
-    if (f.size < offsetof(Tokenizer, path) || memcmp(f.data, "run.t\r\n\x1a", 8)) load_llama2c_tokenizer(t, f);
-    else load_sections(t, f);
+    if (f.size < at || memcmp(f.data, "run.t\r\n\x1a", 8)) { load_llama2c_tokenizer(t, f); return; }
+    memcpy(t, f.data, at);
+    sound(t, t->version == 3, "version");
+    for (int k = 0; k < N_SECTIONS; at += t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k])), k++)
+        t->at[k] = (const void *)(f.data + at);
+    t->n_ids = t->n[IDS], t->data = (const void *)t->at[DATA];
+    sound(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
+    for (int k = 0; k < N_SECTIONS; k++) check_rows(t, columns[k], t->at[k], t->n[k]);
+    check_rows(t, "nkk.m", &t->unk, 1), check_rows(t, "n", t->bytes, 256);
+    sound(t, t->n[RANGES] - 1 < 65536 && !t->at[RANGES][0], "character class");
+    sound(t, t->n[CODE] && t->at[CODE][OP * (t->n[CODE] - 1ul)] == OP_MATCH, "pattern");
+    sound(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
     for (size_t i = 0, c = 0; c < 0x110100; t->range[c++] = (uint16_t)i)
         if (i + 1 < t->n[RANGES] && c == t->at[RANGES][RANGE * (i + 1)]) i++;
     const uint32_t *merge = t->at[STEPS] + STEP * (t->n[STEPS] - 1ul), *row;
@@ -1350,39 +1321,34 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
-// export.py takes the model's chat template apart. TURNS has four rows for the first turn if a reply follows, four if
-// it is awaited, eight for later turns; sixteen more with a system prompt, if the template takes any. Three of four are
-// what precedes the system prompt, the user's message, the reply: a text, where it ends if the content is empty, what
-// is left out of the content (at its start what a program matches, at its end a class), bits. The fourth is for a reply
-// that its program matches; if one is awaited, its program matches what the template takes for no user's message.
+// The model's template, taken apart: TURNS has four rows for the first turn if a reply follows, four if it is awaited,
+// eight for later turns; sixteen more with a system prompt. Of four, three are what precedes system prompt, message and
+// reply: a text, where it ends if the content is empty, what the content loses (at its start what a program matches, at
+// its end a class), bits. The fourth: for a reply that its program matches; if one is awaited, for no user's message.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
-
-// A content as the template repeats it, by this row or, if its program matches, by the other. It is kept in chars.
-static Stretch repeated(Encoder *e, Buffer *chars, Buffer given, const uint32_t *row, const uint32_t *other) {
-    chars->size = 0, append_utf8(e->t, chars, given, true);
-    Stretch x = all_of(*chars);
-    e->budget += 2000 * (uint64_t)x.size;
-    size_t start = match(e, &x, other[3], 0);
-    if (start == SIZE_MAX) start = match(e, &x, row[3], 0), other = row;
-    while (x.size > start && of_class(e->t, &x, x.size - 1, other[4])) x.size--;
-    if (start && start <= x.size) x.s += start, x.size -= start;
-    return x;
-}
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
 static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
     const uint32_t *rows = t->at[TURNS] + (system ? 16 * PART : 0);
     Encoder e = {.t = t, .budget = 10000000};
     Buffer text = {0}, chars = {0}, given = {(unsigned char *)system, system ? strlen(system) : 0, 0};
-    if (rows[5] & EMPTY_IS_NONE && !repeated(&e, &chars, given, rows, rows).size) rows = t->at[TURNS];
     for (size_t k = 0; k < n; k += 2) {
-        const uint32_t *row = rows + 4 * PART * (2 * (k > 0) + (k + 1 == n));
-        for (size_t p = 0; p < 3; p++, row += PART) {
+        size_t at = PART * ((k > 0 ? 8ul : 0) + (k + 1 == n ? 4 : 0));
+        for (size_t p = 0; p < 3; p++, at += PART, chars.size = 0) {
+            const uint32_t *row = rows + at, *cut = p == 2 ? row + PART : row;
             const Buffer said = p == 0 ? given : k + p <= n ? messages[k + p - 1] : (Buffer){0};
-            Stretch x = row[5] & SHOWN ? repeated(&e, &chars, said, row, row + PART * (p == 2)) : (Stretch){0};
+            if (row[5] & SHOWN || k + p == 0) append_utf8(t, &chars, said, true);
+            Stretch x = all_of(chars);  // then without what the template leaves out
+            e.budget += 2000 * (uint64_t)x.size;
+            size_t start = match(&e, &x, cut[3], 0);
+            if (start == SIZE_MAX) start = match(&e, &x, row[3], 0), cut = row;
+            while (x.size > start && of_class(t, &x, x.size - 1, cut[4])) x.size--;
+            if (start && start <= x.size) x.s += start, x.size -= start;
+            if (k + p == 0 && row[5] & EMPTY_IS_NONE && !x.size) row = (rows = t->at[TURNS]) + at;
+            if (!(row[5] & SHOWN)) x.size = 0;
             if (p == 1 && k + 1 == n && match(&e, &x, row[2 * PART + 3], 0) != SIZE_MAX)
                 die("to the chat template \"%.*s...\" is no user's message (begin otherwise)",
-                    (int)min_size(messages[k].size, 15), messages[k].data);
+                    (int)min_size(said.size, 15), said.data);
             append_mapped(&e, &text, row[0], row[x.size ? 1 : 2], false);
             append(&text, x.s, x.size * sizeof *x.s);
         }
