@@ -544,17 +544,15 @@ static void norm(const Config *c, float *out, const float *x, const float *weigh
         out[i] = (float)(((double)x[i] - mean) * scale * (more + (double)weight[i]) + (bias ? (double)bias[i] : 0));
 }
 
-// tanh(x) to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to 4e-9), above 1 - 2 / (e^2x + 1). The coefficients here and
-// for erf are minimax fits to mpmath's values (Lawson's algorithm).
-INLINE float fast_tanh(float x) {
+// cap tanh(x / cap), x within -cap .. cap (Gemma 2); cap 0: x. tanh to 2 ulp: x + x^3 P(x^2) below 0.8 (P is good to
+// 4e-9), above 1 - 2 / (e^2x + 1). Coefficients here and for erf: minimax fits to mpmath's values (Lawson's algorithm).
+INLINE float capped(float x, float cap) {
     static const float c[] = {0.00158476f, -0.00740956f, 0.02130299f, -0.05385233f, 0.13332221f, -0.33333297f};
-    float a = __builtin_fabsf(x), z = x * x;
+    if (!(cap > 0)) return x;
+    float a = __builtin_fabsf(x / cap), z = a * a;
     float near = __builtin_fmaf(polynomial(c, 6, z) * z, a, a), far = 1 - 2 / (fast_exp(2 * a) + 1);
-    return __builtin_copysignf(a < 0.8f ? near : far, x);
+    return cap * __builtin_copysignf(a < 0.8f ? near : far, x);
 }
-
-// x kept within -cap .. cap (Gemma 2); 0: as it is.
-INLINE float capped(float x, float cap) { return cap > 0 ? cap * fast_tanh(x / cap) : x; }
 
 // erf(x) to 2 ulp: x + x P(x^2) below 1 (to 1e-9), above 1 - e^Q(x), Q close to ln erfc(x) (to 1e-9 of erf; 1 from 4).
 INLINE float fast_erf(float x) {
@@ -674,17 +672,6 @@ static void sine_cosine(double x, double *sine, double *cosine) {
     int quadrant = (int)fmod(n, 4);
     *sine = quadrant == 0 ? s : quadrant == 1 ? c : quadrant == 2 ? -s : -c;
     *cosine = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
-}
-
-// Cosine and sine of position * frequency for token t of the chunk, by each table.
-static void rope_angles(Run *r, size_t t) {
-    const Config *c = &r->model->config;
-    const float *frequency = r->model->rope_freq->data;
-    for (size_t i = 0, half = c->rope_dim / 2, n = c->n_rope_tables * half; i < n; i++) {
-        double factor = i < half ? c->rope_attention_factor : c->rope_attention_factor_local, sine, cosine;
-        sine_cosine((double)(r->position + t) * (double)frequency[i], &sine, &cosine);
-        r->cosine[t * n + i] = (float)(cosine * factor), r->sine[t * n + i] = (float)(sine * factor);
-    }
 }
 
 // Rotary position embedding (Su et al. 2021) of token t's heads by a table counted from 1 (0: none): each pair (a, b)
@@ -838,12 +825,18 @@ static void attention(Run *r, size_t l, size_t T) {
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
-// Row t of x (T, dim) = row `token` of the embedding times embedding_scale; and the angles of its position.
+// Row t of x (T, dim) = row `token` of the embedding times embedding_scale; and cosine and sine of position * frequency
+// by each table.
 static void embed(Run *r, size_t t, int token) {
-    size_t dim = r->model->config.dim;
-    float scale = (float)r->model->config.embedding_scale, *x = r->x + t * stride(dim);
-    for (size_t i = 0; i < dim; i++) x[i] = weight(r->model->token_embedding, (size_t)token * dim + i) * scale;
-    rope_angles(r, t);
+    const Config *c = &r->model->config;
+    const float *frequency = r->model->rope_freq->data, scale = (float)c->embedding_scale;
+    float *x = r->x + t * stride(c->dim);
+    for (size_t i = 0; i < c->dim; i++) x[i] = weight(r->model->token_embedding, (size_t)token * c->dim + i) * scale;
+    for (size_t i = 0, half = c->rope_dim / 2, n = c->n_rope_tables * half; i < n; i++) {
+        double factor = i < half ? c->rope_attention_factor : c->rope_attention_factor_local, sine, cosine;
+        sine_cosine((double)(r->position + t) * (double)frequency[i], &sine, &cosine);
+        r->cosine[t * n + i] = (float)(cosine * factor), r->sine[t * n + i] = (float)(sine * factor);
+    }
 }
 
 // The input of a sublayer for token t: x through the norm before it, where there is one.
