@@ -182,8 +182,12 @@ def read_json(path):
 
 
 @contextmanager
-def replacing(path):
-    """Gives a temporary name in a folder beside `path`, renamed to `path` only when the block ends well."""
+def replacing(path, source=None):
+    """Gives a name in a folder beside `path`, renamed to `path` when the block ends well. Files of `source` stay."""
+    files = source.glob("*") if source else []
+    inputs = [source, *(file for file in files if file.suffix in (".safetensors", ".json", ".pth", ".model"))]
+    if source and (path.is_dir() or path.exists() and any(path.samefile(file) for file in inputs)):
+        fail(f"{path} is a folder or of the source itself (give another name)")
     path = Path(os.path.realpath(path) if os.path.isdir(path) else path)  # a link to a file is replaced, not the file
     if path.exists() and not (path.is_file() or path.is_dir()):
         fail(f"{path} is a device or FIFO (give a file's name)")
@@ -299,8 +303,8 @@ def describe(c, stops):
     _, reads, fields = FAMILIES[c.architectures[0]]
     get = lambda key, default=0: getattr(c, key) if key in reads else default
     tables, head_dim = rope_tables(c), getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    ropes, (frequencies, factors) = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables], zip(
-        *tables.values())
+    ropes = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables]
+    frequencies, factors = zip(*tables.values())
     activation, bos = get("hidden_activation", getattr(c, "hidden_act", None)), c.bos_token_id
     caps = [get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
     embedding_scale = np.float32(c.hidden_size ** 0.5 if "gemma" in c.model_type else 1).item()
@@ -536,17 +540,16 @@ def open_gguf(path):
     if "rope_freqs.weight" in shapes:
         rope, factors = gguf_scaling(path, rope, read("rope_freqs.weight"), head_dim)
         del shapes["rope_freqs.weight"]
-    stops = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    config |= dict(rope_parameters=rope, tie_word_embeddings="output.weight" not in shapes, eos_token_id=stops,
-                   bos_token_id=fields.get("tokenizer.ggml.bos_token_id"))
+    bos, *stops = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom"))
+    config |= dict(rope_parameters=rope, tie_word_embeddings="output.weight" not in shapes, bos_token_id=bos,
+                   stops=[i for i in stops if i is not None])
     if arch == "llama":
         config |= dict(attention_bias="blk.0.attn_q.bias" in shapes, mlp_bias="blk.0.ffn_gate.bias" in shapes)
     return Source(synthesize(arch, **config), {}, shapes, read, GGUF, adjacent=arch == "llama", factors=factors)
 
 
 def gguf_scaling(path, rope, factors, head_dim):
-    """Takes factors (head_dim/2) that divide the frequencies, a GGUF's form of Llama 3's scaling, for what they are.
-    -> (rope parameters, the factors that remain)"""
+    """Knows Llama 3's scaling by its form in a GGUF, factors (head_dim/2). -> (rope parameters, factors that remain)"""
     from transformers import LlamaConfig
     if not all(0 < factor < math.inf for factor in factors):
         fail(f"{path}: rope_freqs.weight holds {factors.min()} to {factors.max()} (positive numbers are expected)")
@@ -556,12 +559,10 @@ def gguf_scaling(path, rope, factors, head_dim):
     return (scaled, 1.0) if np.allclose(factors, before / after, rtol=1e-5) else (rope, factors)
 
 
-def synthesize(kind, **values):
-    """A config.json for a source without one."""
-    name = next(name for name in FAMILIES if FAMILIES[name][0] == kind)
-    stops = [i for i in values.pop("eos_token_id") if i is not None]
-    return dict(architectures=[name], model_type=kind, dtype="float32", hidden_act="silu", **values,
-                eos_token_id=stops[0] if len(stops) == 1 else stops or None)
+def synthesize(kind, stops, **values):
+    """A config.json for a source without one, of the kind llama, qwen2 or qwen3."""
+    return dict(architectures=[kind.capitalize() + "ForCausalLM"], model_type=kind, dtype="float32", hidden_act="silu",
+                eos_token_id=stops[0] if len(stops) == 1 else stops or None, **values)
 
 
 def open_torch(path):
@@ -582,18 +583,13 @@ def open_torch(path):
     if is_meta and [file.name for file in files] != [f"consolidated.{i:02d}.pth" for i in range(wanted)]:
         fail(f"{path} holds {n} shards of {wanted} (consolidated.00.pth to {wanted - 1:02d} are expected)")
 
-    def axis(name):
-        """Which one the shards split: rows (0), columns (1), none."""
-        kind = name.split(".")[-2:][0]
-        by_columns = kind in ("wo", "w2") or kind == "tok_embeddings" and first[name].shape[1] != dim
-        return None if n == 1 or "norm" in kind or kind == "rope" else int(by_columns)
+    def whole(name, device="cpu"):
+        """A tensor of which the shards hold rows, or columns, or each all; on the device "meta", its shape only."""
+        kind, parts = name.split(".")[-2:][0], [shard[name].to(device) for shard in shards]
+        by_columns = kind in ("wo", "w2") or kind == "tok_embeddings" and parts[0].shape[1] != dim
+        return parts[0] if n == 1 or "norm" in kind or kind == "rope" else torch.cat(parts, int(by_columns))
 
-    def read(name):
-        parts = [first[name]] if axis(name) is None else [shard[name] for shard in shards]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, axis(name))).float().numpy()
-
-    shapes = {name: tuple(size * (n if i == axis(name) else 1) for i, size in enumerate(tensor.shape))
-              for name, tensor in first.items()}
+    shapes = {name: tuple(whole(name, "meta").shape) for name in first}
     vocab_size = shapes["tok_embeddings.weight"][0]
     llama3, theta, scaled = vocab_size >= 128256, p.get("rope_theta", 10000.0), p.get("use_scaled_rope")
     bos, stops = (128000, [128001, 128008, 128009]) if llama3 else (1, [2] if is_meta else [1, 2])
@@ -601,13 +597,13 @@ def open_torch(path):
     if "max_seq_len" not in p:
         note(f"{path} does not say the context length: {seq_len} is taken")
     return Source(synthesize(
-        "llama", hidden_size=dim, intermediate_size=shapes["layers.0.feed_forward.w1.weight"][0],
+        "llama", stops, hidden_size=dim, intermediate_size=shapes["layers.0.feed_forward.w1.weight"][0],
         head_dim=dim // p["n_heads"], num_hidden_layers=p["n_layers"], num_attention_heads=p["n_heads"],
         num_key_value_heads=p.get("n_kv_heads") or p["n_heads"],
         rope_parameters=dict(rope_theta=theta) | (scaled and LLAMA3 | dict(factor=p.get("rope_scale_factor", 8)) or {}),
         rms_norm_eps=p.get("norm_eps", 1e-5), tie_word_embeddings=True, vocab_size=vocab_size, bos_token_id=bos,
-        eos_token_id=stops, max_position_embeddings=seq_len, attention_bias=False, mlp_bias=False),
-        {}, shapes, read, META, adjacent=True)
+        max_position_embeddings=seq_len, attention_bias=False, mlp_bias=False),
+        {}, shapes, lambda name: whole(name).float().numpy(), META, adjacent=True)
 
 
 def find_source(source):
@@ -1088,8 +1084,7 @@ def read_gguf_vocabulary(path):
 
 
 def read_vocabulary(source):
-    """-> tokenizer.json's form of the tokenizer of a folder or file, with "chat_template" and the "special" tokens that
-    it may name; None without a tokenizer"""
+    """-> tokenizer.json's form of a folder's or file's tokenizer, with chat_template and special, or None without one"""
     if source.is_dir():
         return next((read_vocabulary(source / name) for name in ("tokenizer.json", "tokenizer.model")
                      if (source / name).exists()), None)
@@ -1376,8 +1371,7 @@ def compile_tokenizer(spec, rows, chat):
 
 
 def write_tokenizer(source, path, rows=None):
-    """Writes tokenizer.bin of `source` (a folder or file) to `path`; added tokens with ids from `rows` on are left out.
-    -> its fingerprint, 0 without a tokenizer"""
+    """Writes the tokenizer.bin of a folder or file, but no added token of an id from `rows` on. -> fingerprint or 0"""
     spec = read_vocabulary(Path(source))
     if not spec:
         return 0
@@ -1445,18 +1439,10 @@ def to_hugging_face(folder, path, tokenizer):
 
 # ---- Command line ----
 
-def keep_sources(source, path):
-    """Refuses an output that is a folder or a file that is read."""
-    inputs = [file for pattern in ("*.safetensors", "*.json", "*.pth", "*.model") for file in source.glob(pattern)]
-    if path.is_dir() or path.exists() and any(path.samefile(file) for file in [source, *inputs]):
-        fail(f"{path} is a folder or of the source itself (give another name)")
-
-
 def export(source, path, bf16=False):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
-    keep_sources(source, path)
     final = path.with_name(path.stem + ".tokenizer.bin")
-    with replacing(path) as model, replacing(final) as tokenizer:
+    with replacing(path, source) as model, replacing(final) as tokenizer:
         opened = open_source(source)
         rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
         fingerprint = write_tokenizer(source, tokenizer, rows)
@@ -1484,8 +1470,7 @@ def main(arguments=None):
             to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
         elif a.tokenizer:
             source, path = find_source(a.paths[0]), Path(a.paths[1]).absolute()
-            keep_sources(source, path)
-            with replacing(path) as temporary:
+            with replacing(path, source) as temporary:
                 write_tokenizer(source, temporary) or fail(f"{a.paths[0]} has no tokenizer")
         else:
             export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
