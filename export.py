@@ -100,8 +100,7 @@ TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs"
 # is refused: transformers would ignore it.
 SEVERAL = dict(BIASES="attention_bias mlp_bias",
                WINDOW="sliding_window layer_types sliding_window_pattern _sliding_window_pattern",
-               GEMMA="attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping",
-               GRANITE="attention_multiplier embedding_multiplier residual_multiplier logits_scaling")
+               GEMMA="attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping")
 FAMILIES = {}
 for line in """
 Llama      llama        -                                         BIASES
@@ -117,7 +116,7 @@ Olmo2      olmo2        norm_place=10,qk_norm=2                   attention_bias
 Olmo3      olmo3        norm_place=10,qk_norm=2                   attention_bias WINDOW
 Cohere     cohere       norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_qk_norm
 Cohere2    cohere2      norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_parallel_block WINDOW
-Granite    granite      -                                         BIASES GRANITE
+Granite    granite      -  BIASES attention_multiplier embedding_multiplier residual_multiplier logits_scaling
 Phi3       phi3         -  sliding_window partial_rotary_factor original_max_position_embeddings
 StableLm   stablelm     norm_kind=1,biases=8  use_qkv_bias qk_layernorm use_parallel_residual partial_rotary_factor
 """.strip().splitlines():
@@ -660,14 +659,12 @@ PRE = {  # tokenizer.ggml.pre: patterns to split at, one after the other, normal
 # GPT-2's alphabet: the character that stands for each byte in byte-level vocabularies
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 ALPHABET = dict(zip(map(chr, [*PRINTABLE, *range(256, 324)]), [*PRINTABLE, *sorted({*range(256)} - {*PRINTABLE})]))
+EVERY = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+SEVERAL_FOLDS = "\n".join(c for c in EVERY[0x80:0x1F000] if len(c.casefold()) > 1)  # those that fold to several
 
 
 def refuse(what):
     fail(f"the tokenizer has {what} (run.c cannot express it)")
-
-
-EVERY = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-SEVERAL_FOLDS = "\n".join(c for c in EVERY[0x80:0x1F000] if len(c.casefold()) > 1)  # those that fold to several
 
 
 def character_class(characters):
@@ -692,7 +689,6 @@ def ask(text):
 
 
 # Programs under construction: (instructions with jumps relative to their own place, whether they may match nothing).
-
 def sequence(*parts):
     return sum((code for code, _ in parts), []), all(empty for _, empty in parts)
 
@@ -829,19 +825,17 @@ class Program:
         self.rows, self.interned, self.classes = {name: [] for name in SECTIONS}, {}, {}
         self.marks, self.compose, self.byte_level = {}, [0, 0], False
 
+    def mapped(self, rows):
+        """A range of MAP with these rows: key, code point, range of MAP."""
+        first = len(self.rows["map"])
+        self.rows["map"] += rows
+        return [first, len(self.rows["map"])]
+
     def text(self, text):
         """A range of MAP with these code points."""
-        rows, first = self.rows["map"], len(self.rows["map"])
         if text not in self.interned:
-            self.interned[text] = [first, first + len(text)]
-            rows += [[0, ord(c), 0, 0] for c in text]
+            self.interned[text] = self.mapped([0, ord(c), 0, 0] for c in text)
         return self.interned[text]
-
-    def keys(self, rows):
-        """A range of MAP in which to find each key of {code point: (code point, range of MAP)}."""
-        first = len(self.rows["map"])
-        self.rows["map"] += [[key, *row] for key, row in sorted(rows.items())]
-        return [first, len(self.rows["map"])]
 
     def trie(self, words):
         """A range of EDGES from which the ids of {text: id} are reached; 0x110000 + a byte that is no character."""
@@ -912,7 +906,7 @@ class Program:
     def normalize(self, form):
         """A step that maps code points and, for Unicode's normal forms, orders marks and composes."""
         table, touched, pairs = one_by_one(form.replace("C", "D")), [*one_by_one(form)], {}
-        mapped = self.keys({ord(c): [0, *self.text(text)] for c, text in table.items()})
+        mapped = self.mapped([[ord(c), 0, *self.text(text)] for c, text in table.items()])
         if FORMS[form] & 1:
             self.marks = combining_classes()
             touched += self.marks
@@ -922,9 +916,10 @@ class Program:
             couples = [head + text[-1] for text, head in zip(texts, heads) if len(head) == 1]
             for (a, b), c in zip(couples, normalized("NFC", couples)):
                 if len(c) == 1:
-                    pairs.setdefault(ord(a), {})[ord(b)] = [ord(c), 0, 0]
+                    pairs.setdefault(a, {})[b] = c
                     touched.append(b)
-            self.compose = self.keys({a: [0, *self.keys(seconds)] for a, seconds in pairs.items()})
+            self.compose = self.mapped(sorted([ord(a), 0, *self.mapped(sorted(
+                [ord(b), ord(c), 0, 0] for b, c in seconds.items()))] for a, seconds in pairs.items()))
         self.step(STEP_NORMALIZE, 0, self.class_of(character_class("".join(touched))), FORMS[form], mapped)
 
     def file(self, hashed, *header):
@@ -1084,7 +1079,7 @@ def read_gguf_vocabulary(path):
 
 
 def read_vocabulary(source):
-    """-> tokenizer.json's form of a folder's or file's tokenizer, with chat_template and special, or None without one"""
+    """-> tokenizer.json's form of a folder's or file's tokenizer, with chat_template and special; None without one"""
     if source.is_dir():
         return next((read_vocabulary(source / name) for name in ("tokenizer.json", "tokenizer.model")
                      if (source / name).exists()), None)
