@@ -16,9 +16,7 @@ import math
 import os
 import random
 import re
-import shutil
 import signal
-import struct
 import sys
 import tempfile
 import zipfile
@@ -32,8 +30,7 @@ from typing import Callable
 import huggingface_hub
 import jinja2
 import numpy as np
-from gguf import GGUFReader, TokenType
-from gguf.quants import dequantize
+from gguf import GGUFReader, TokenType, quants
 from safetensors import safe_open
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tqdm import tqdm  # torch, transformers and sentencepiece, which take long to load, only where they are used
@@ -518,7 +515,7 @@ def open_gguf(path):
         kind, rows, result = weights[name].tensor_type, weights[name].data, np.empty(shapes[name], np.float32)
         step = max(1, 2 ** 18 // shapes[name][-1]) if result.ndim > 1 else len(result)
         for row in range(0, len(result), step):  # dequantizing all at once takes several times the tensor
-            result[row:row + step] = dequantize(rows[row:row + step], kind)
+            result[row:row + step] = quants.dequantize(rows[row:row + step], kind)
         return result
 
     config = {key: value for key, name in GGUF_KEYS.items() if (value := get(name)) is not None}
@@ -640,7 +637,9 @@ FLAGS, CONTROL, ALONE = dict(lstrip=2, rstrip=4, single_word=8), 16, 32  # CONTR
 SECTIONS = "ids edges map ranges code steps post turns ends data".split()
 REPLACE, PREPEND, PREPEND_FIRST = 0b100000, 0b1100000, 0b10100000  # splits that put a text at a match's place
 FORMS = dict(Lowercase=0, NFD=1, NFKD=1, NFC=3, NFKC=3)  # bits: orders marks, composes
-CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
+# Splits by behavior, as they are and inverted: 2 * before + after for where they cut, 4 + kind for what they leave out.
+CUTS = dict(Isolated=(0b1111, 0b1111), Removed=(0b101111, 0b011111), Contiguous=(0b0110, 0b0110),
+            MergedWithPrevious=(0b1101, 0b1011), MergedWithNext=(0b1011, 0b1101))
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
@@ -804,12 +803,6 @@ class Pattern:
         return apart(kinds[kind], part) if kind in kinds else part
 
 
-def cuts(behavior, invert=False):
-    """Bits of a split step: 2 * before + after for where it cuts, 4 + kind for what it leaves out."""
-    bits = CUTS[behavior.lower().replace("_", "")]
-    return sum((bits >> (3 - k) & 1) << k for k in range(4)) | (bits >> 5 << 4) if invert else bits
-
-
 def leaves(part):
     """The normalizers, pre-tokenizers or decoders in one, in order, those in sequences too."""
     if part and part["type"] == "Sequence":
@@ -867,38 +860,34 @@ class Program:
         self.rows["code"] += [[op, to and to + k, *rest] for k, (op, to, *rest) in enumerate([*code, END], first)]
         return first
 
-    def split(self, pattern, bits, content=""):
-        """A step that cuts the text at a pattern or puts `content` in its place."""
-        self.step(STEP_SPLIT, self.program(pattern), 0, bits, self.text(content))
-
     def add(self, part):
         """Compiles a normalizer or a pre-tokenizer, most of them to splits: pattern, bits, content of a replacement."""
         kind, given, mark = part["type"], part.get("pattern", {}), part.get("replacement", " ")
         pattern = given.get("Regex", re.escape(given.get("String", "")))
         prepend = PREPEND_FIRST if part.get("prepend_scheme") == "first" else PREPEND
         before = f"(?![ {re.escape(mark)}])", prepend, mark
-        kinds = {"Replace": lambda: [(pattern, REPLACE, part["content"])],
-                 "Prepend": lambda: [("", PREPEND, part["prepend"])],
-                 "Strip": lambda: ([(r"\A\s+", REPLACE)] * part["strip_left"] +
-                                   [(r"(?<!\s)\s+\z", REPLACE)] * part["strip_right"]),
-                 "Split": lambda: [(pattern, cuts(part["behavior"], part["invert"]))],
-                 "Digits": lambda: [(self.one("digit"), cuts(["contiguous", "isolated"][part["individual_digits"]]))],
-                 "Punctuation": lambda: [(self.one("punctuation"), cuts(part["behavior"]))],
-                 "Whitespace": lambda: [(either(*(repeat(self.one(characters), 1, NONE) for characters in (
-                                                 "word", ~ask("word") & ~ask(r"\s")))), cuts("removed", True))],
-                 "WhitespaceSplit": lambda: [(r"\s", cuts("removed"))],
-                 "CharDelimiterSplit": lambda: [(re.escape(part["delimiter"]), cuts("removed"))],
-                 "Metaspace": lambda: ([before] * (part["prepend_scheme"] != "never") + [(" ", REPLACE, mark)] +
-                                       [(re.escape(mark), cuts("mergedwithnext"))] * part["split"]),
-                 "ByteLevel": lambda: ([before] * part["add_prefix_space"] +
-                                       [(GPT2, cuts("isolated"))] * part["use_regex"])}
+        cuts = {"Replace": lambda: [(pattern, REPLACE, part["content"])],
+                "Prepend": lambda: [("", PREPEND, part["prepend"])],
+                "Strip": lambda: ([(r"\A\s+", REPLACE)] * part["strip_left"] +
+                                  [(r"(?<!\s)\s+\z", REPLACE)] * part["strip_right"]),
+                "Split": lambda: [(pattern, CUTS[part["behavior"]][part["invert"]])],
+                "Digits": lambda: [(self.one("digit"), CUTS[("Contiguous", "Isolated")[part["individual_digits"]]][0])],
+                "Punctuation": lambda: [(self.one("punctuation"), CUTS[part["behavior"]][0])],
+                "Whitespace": lambda: [(either(*(repeat(self.one(characters), 1, NONE) for characters in (
+                                                "word", ~ask("word") & ~ask(r"\s")))), CUTS["Removed"][1])],
+                "WhitespaceSplit": lambda: [(r"\s", CUTS["Removed"][0])],
+                "CharDelimiterSplit": lambda: [(re.escape(part["delimiter"]), CUTS["Removed"][0])],
+                "Metaspace": lambda: ([before] * (part["prepend_scheme"] != "never") + [(" ", REPLACE, mark)] +
+                                      [(re.escape(mark), CUTS["MergedWithNext"][0])] * part["split"]),
+                "ByteLevel": lambda: ([before] * part["add_prefix_space"] +
+                                      [(GPT2, CUTS["Isolated"][0])] * part["use_regex"])}
         if self.byte_level:
             refuse(f"{kind} after ByteLevel")
         if kind in FORMS:
             self.normalize(kind)
-        elif kind in kinds and (kind != "ByteLevel" or "use_regex" in part):  # not the normalizer of this name
-            for split in kinds[kind]():
-                self.split(*split)
+        elif kind in cuts and (kind != "ByteLevel" or "use_regex" in part):  # not the normalizer of this name
+            for where, bits, *content in cuts[kind]():
+                self.step(STEP_SPLIT, self.program(where), 0, bits, self.text("".join(content)))
             self.byte_level = kind == "ByteLevel"
         else:
             refuse(f"the step {kind}")
@@ -937,9 +926,9 @@ class Program:
             refuse(f"{len(starts)} ranges of character classes, more than 65536")
         self.rows["ranges"] = np.column_stack([starts, sets[starts]])
         self.rows["code"] = self.rows["code"] or [END]
-        numbers = [3, *header, *(len(self.rows[name]) for name in SECTIONS)]
+        numbers = np.array([3, *header, *(len(self.rows[name]) for name in SECTIONS)], "<u4")
         parts = [np.asarray(self.rows[name], "u1" if name == "data" else "<u4").tobytes() for name in SECTIONS]
-        return struct.pack(f"<8sQ{len(numbers)}I", b"run.t\r\n\x1a", hashed, *numbers) + b"".join(parts)
+        return b"".join([b"run.t\r\n\x1a", hashed.to_bytes(8, "little"), numbers.tobytes(), *parts])
 
 
 def normalized(form, texts):
@@ -1427,7 +1416,7 @@ def to_hugging_face(folder, path, tokenizer):
         for name, value in (("config.json", config), ("generation_config.json", generation)):
             (temporary / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
         for file in files:
-            shutil.copyfile(file, temporary / file.name)
+            (temporary / file.name).write_bytes(file.read_bytes())
         for file in temporary.glob("*.safetensors"):
             file.chmod((temporary / "config.json").stat().st_mode)  # the library makes them private
 
