@@ -1371,9 +1371,8 @@ def to_hugging_face(folder, path, tokenizer):
     h = dict(zip(HEADER.names, [value for row in np.fromfile(path, HEADER, 1).tolist() for value in row]))
     if not h or h["magic"] != MAGIC or h["version"] != 1:
         fail(f"{path} is not a run.c checkpoint of version 1 (a llama2.c model: export its .pt first)")
-    data = np.memmap(path, mode="c")
     with reading(path):
-        arrays = {(name, layer): data[offset:][:math.prod(shape) * np.dtype(kind).itemsize].view(kind).reshape(shape)
+        arrays = {(name, layer): np.memmap(path, kind, "c", offset, shape)
                   for name, layer, shape, kind, offset in layout(h)}
     if not h["config_size"]:
         fail(f"{path} carries no config.json (export it again)")
