@@ -1424,8 +1424,7 @@ def to_hugging_face(folder, path, tokenizer):
 
 def export(source, path, bf16=False):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
-    final = path.with_name(path.stem + ".tokenizer.bin")
-    with replacing(path, source) as model, replacing(final) as tokenizer:
+    with replacing(path, source) as model, replacing(final := path.with_suffix(".tokenizer.bin")) as tokenizer:
         opened = open_source(source)
         rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
         fingerprint = write_tokenizer(source, tokenizer, rows)
