@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["gguf", "huggingface_hub", "numpy", "protobuf", "safetensors", "sentencepiece", "tokenizers", "torch",
-#                 "tqdm", "transformers>=5"]
+# dependencies = ["gguf", "huggingface_hub", "jinja2", "numpy", "protobuf", "safetensors", "sentencepiece",
+#                 "tokenizers", "torch", "tqdm", "transformers>=5"]
 # ///
 """Exports a model to run.c's checkpoint, and a checkpoint back to a Hugging Face folder.
 
@@ -16,10 +16,9 @@ import math
 import os
 import random
 import re
-import shutil
 import signal
-import struct
 import sys
+import tempfile
 import zipfile
 from collections import Counter
 from contextlib import contextmanager
@@ -28,23 +27,28 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Callable
 
+import huggingface_hub
+import jinja2
 import numpy as np
+from gguf import GGUFReader, TokenType, quants
+from safetensors import safe_open
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tqdm import tqdm  # torch, transformers and sentencepiece, which take long to load, only where they are used
 
-# The header: 64 slots of 8 bytes, the magic, then int64 fields, from rms_norm_eps on float64; the others are 0.
 MAGIC, HEADER_SIZE, ALIGNMENT, MAX_SHARD = b"run.c\r\n\x1a", 512, 64, "5GB"
-SLOTS = {name: slot for first, names in (
-    (0, "magic version weight_type dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len"),
-    (11, "tied activation norm_kind norm_place qk_norm biases rope_dim rope_pairs n_rope_tables"),
-    (20, "bos_id n_eos tokenizer_hash config_size"),
-    (24, "n_experts n_experts_used n_shared_experts expert_dim n_dense_layers router"),
-    (30, "q_lora_rank kv_lora_rank nope_head_dim v_head_dim"),
-    (34, "rms_norm_eps norm_weight_add rope_theta rope_theta_local rope_attention_factor rope_attention_factor_local"),
-    (40, "attention_scale embedding_scale residual_scale logit_scale attention_softcap logit_softcap router_scale"),
-) for slot, name in enumerate(names.split(), first)}
-FORMATS = {"magic": "S8", "tokenizer_hash": "<u8"}
 BUFFER = 1 << 24  # bytes; Linux keeps what is written in long pieces in large pages, which run.c maps sooner
-HEADER = np.dtype(dict(names=[*SLOTS], offsets=[8 * slot for slot in SLOTS.values()], itemsize=HEADER_SIZE, formats=[
-    FORMATS.get(name, "<i8" if slot < SLOTS["rms_norm_eps"] else "<f8") for name, slot in SLOTS.items()]))
+# The header: slots of 8 bytes; zeros follow up to HEADER_SIZE.
+HEADER = np.dtype([(name, kind) for kind, names in (
+    ("S8", "magic"),
+    ("<i8", "version weight_type dim hidden_dim n_layers n_heads n_kv_heads head_dim vocab_size seq_len tied "
+            "activation norm_kind norm_place qk_norm biases rope_dim rope_pairs n_rope_tables bos_id n_eos"),
+    ("<u8", "tokenizer_hash"),
+    ("<i8", "config_size n_experts n_experts_used n_shared_experts expert_dim n_dense_layers router q_lora_rank "
+            "kv_lora_rank nope_head_dim v_head_dim"),
+    ("<f8", "rms_norm_eps norm_weight_add rope_theta rope_theta_local rope_attention_factor "
+            "rope_attention_factor_local attention_scale embedding_scale residual_scale logit_scale attention_softcap "
+            "logit_softcap router_scale"),
+) for name in names.split()])
 
 # The tensors in the file's order: name, when it is there (- always, else bits of header fields), shape (d dim, h
 # hidden_dim, q and k rows of the query and key/value heads, v vocab_size, qn and kn of their norms), names in Hugging
@@ -82,7 +86,9 @@ ffn_post_norm             norm_place:8           d    post_feedforward_layernorm
 final_norm                -                      d    model.norm                  output_norm  norm
 final_norm_bias           biases:8               d    model.norm
 classifier                untied:1               v,d  lm_head                     output       output
+config_json               -                      config_size
 """.strip().splitlines()}
+OTHER_TYPES = dict(eos_ids="<i4", layer_window="<i4", layer_rope="<i4", config_json="u1")  # than float32 and bfloat16
 MATRICES = {name for name, row in TENSORS.items() if len(row) > 3 and "," in row[2]}
 TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs")  # buffers in older files
 
@@ -91,8 +97,7 @@ TOLERATED = re.compile(r".*rotary_emb\.inv_freq|freqs_cos|freqs_sin|rope\.freqs"
 # is refused: transformers would ignore it.
 SEVERAL = dict(BIASES="attention_bias mlp_bias",
                WINDOW="sliding_window layer_types sliding_window_pattern _sliding_window_pattern",
-               GEMMA="attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping",
-               GRANITE="attention_multiplier embedding_multiplier residual_multiplier logits_scaling")
+               GEMMA="attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping")
 FAMILIES = {}
 for line in """
 Llama      llama        -                                         BIASES
@@ -108,7 +113,7 @@ Olmo2      olmo2        norm_place=10,qk_norm=2                   attention_bias
 Olmo3      olmo3        norm_place=10,qk_norm=2                   attention_bias WINDOW
 Cohere     cohere       norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_qk_norm
 Cohere2    cohere2      norm_kind=1,norm_place=17,rope_pairs=1    attention_bias logit_scale use_parallel_block WINDOW
-Granite    granite      -                                         BIASES GRANITE
+Granite    granite      -  BIASES attention_multiplier embedding_multiplier residual_multiplier logits_scaling
 Phi3       phi3         -  sliding_window partial_rotary_factor original_max_position_embeddings
 StableLm   stablelm     norm_kind=1,biases=8  use_qkv_bias qk_layernorm use_parallel_residual partial_rotary_factor
 """.strip().splitlines():
@@ -173,23 +178,22 @@ def read_json(path):
 
 
 @contextmanager
-def replacing(path):
-    """Gives a temporary name beside `path`, renamed to it only when the block ends well."""
+def replacing(path, source=None):
+    """Gives a name in a folder beside `path`, renamed to `path` when the block ends well. Files of `source` stay."""
+    files = source.glob("*") if source else []
+    inputs = [source, *(file for file in files if file.suffix in (".safetensors", ".json", ".pth", ".model"))]
+    if source and (path.is_dir() or path.exists() and any(path.samefile(file) for file in inputs)):
+        fail(f"{path} is a folder or of the source itself (give another name)")
     path = Path(os.path.realpath(path) if os.path.isdir(path) else path)  # a link to a file is replaced, not the file
     if path.exists() and not (path.is_file() or path.is_dir()):
         fail(f"{path} is a device or FIFO (give a file's name)")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        for file in temporary.iterdir() if temporary.is_dir() else [temporary] if temporary.exists() else []:
+    with tempfile.TemporaryDirectory(".tmp", f".{path.name}.", path.parent) as folder:
+        yield (temporary := Path(folder, path.name))
+        for file in (file for file in Path(folder).rglob("*") if file.is_file()):
             with open(file, "rb") as opened:
                 os.fsync(opened.fileno())
         if temporary.exists():
             os.replace(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if temporary.is_file():
-            temporary.unlink()
 
 
 # ---- From config.json to the header ----
@@ -295,8 +299,8 @@ def describe(c, stops):
     _, reads, fields = FAMILIES[c.architectures[0]]
     get = lambda key, default=0: getattr(c, key) if key in reads else default
     tables, head_dim = rope_tables(c), getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    ropes, (frequencies, factors) = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables], zip(
-        *tables.values())
+    ropes = [c.rope_parameters.get(kind, c.rope_parameters) for kind in tables]
+    frequencies, factors = zip(*tables.values())
     activation, bos = get("hidden_activation", getattr(c, "hidden_act", None)), c.bos_token_id
     caps = [get(key, None) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
     embedding_scale = np.float32(c.hidden_size ** 0.5 if "gemma" in c.model_type else 1).item()
@@ -340,7 +344,7 @@ def describe(c, stops):
 # ---- The checkpoint ----
 
 def layout(h):
-    """(name, layer or None, shape, type, offset) of each tensor, then of the config; all on multiples of 64 bytes."""
+    """(name, layer or None, shape, type, offset) of each tensor and of the config; all on multiples of 64 bytes."""
     sizes = h | dict(pairs=h["rope_dim"] // 2, d=h["dim"], h=h["hidden_dim"], v=h["vocab_size"], untied=1 - h["tied"],
                      q=h["n_heads"] * h["head_dim"], k=h["n_kv_heads"] * h["head_dim"])
     q_norm = ["", "head_dim", "q", "n_heads,head_dim"][h["qk_norm"]]
@@ -350,12 +354,10 @@ def layout(h):
         conditions, shape = TENSORS[name][1:3]
         shape = dict(qn=q_norm, kn=q_norm.replace("q", "k").replace("n_", "n_kv_")).get(shape, shape)
         if conditions == "-" or all(sizes[field] & int(bits) for field, bits in re.findall(r"(\w+):(\d+)", conditions)):
-            kind = "<i4" if name in names[:3] else "<u2" if h["weight_type"] and name in MATRICES else "<f4"
+            kind = "<u2" if h["weight_type"] and name in MATRICES else OTHER_TYPES.get(name, "<f4")
             offset, shape = -(-end // ALIGNMENT) * ALIGNMENT, tuple(sizes[key] for key in shape.split(","))
             yield name, layer, shape, kind, offset
             end = offset + np.dtype(kind).itemsize * math.prod(shape)
-    if h["config_size"]:
-        yield "config_json", None, (h["config_size"],), "u1", -(-end // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass
@@ -367,7 +369,7 @@ class Source:
     read: Callable[[str], np.ndarray]   # name -> float32 array
     column: int
     adjacent: bool = False              # q and k rows hold pairs (2i, 2i+1) instead of halves (i, i + head_dim/2)
-    factors: np.ndarray = None          # (head_dim/2) divide the inverse frequencies
+    factors: np.ndarray | float = 1.0   # (head_dim/2) divide the inverse frequencies
 
 
 def tensor_name(column, name, layer=None):
@@ -420,25 +422,21 @@ def check_tensors(source, kind, h):
 
 def write_model(source, path, fingerprint, bf16=False):
     """Writes the checkpoint, tensor by tensor; the matrices as bfloat16, where asked and where that changes nothing."""
-    from tqdm import tqdm
     with reading("config"):
         config, c, stops = settle(source.config, source.generation)
         h, small = describe(c, stops)
     if h["seq_len"] < c.max_position_embeddings:
         note(f"longrope: the short table is taken, and a context of {h['seq_len']} for {c.max_position_embeddings}")
-    if source.factors is not None:
-        small["rope_freq"] = small["rope_freq"] / source.factors
+    small["rope_freq"] = small["rope_freq"] / source.factors
     config |= dict(tie_word_embeddings=settle_tie(source, c.tie_word_embeddings))
     blob = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-    h = dict.fromkeys(SLOTS, 0) | h | dict(
+    h = dict.fromkeys(HEADER.names, 0) | h | dict(
         tied=int(config["tie_word_embeddings"]), tokenizer_hash=fingerprint, weight_type=int(bf16))
     check_tensors(source, c.model_type, h)
     h["config_size"], small["config_json"] = len(blob), [*blob]
     heads = dict(wq=h["n_heads"], bq=h["n_heads"], wk=h["n_kv_heads"], bk=h["n_kv_heads"])
     with open(path, "xb", buffering=BUFFER) as file:
-        header = np.zeros(1, HEADER)  # the slots between and after the fields are zeros
-        header[0] = tuple(h[name] for name in SLOTS)
-        file.write(header.tobytes())
+        file.write(np.array(tuple(h[name] for name in HEADER.names), HEADER).tobytes())
         for name, layer, shape, kind, offset in tqdm(list(layout(h)), unit=" tensors", disable=None):
             with reading(name):
                 parts = [] if name in small else places(source.column, c.model_type, name, layer, shape, h)
@@ -463,7 +461,6 @@ def write_model(source, path, fingerprint, bf16=False):
 
 def open_hugging_face(folder):
     """config.json and safetensors, in one file or several under an index."""
-    from safetensors import safe_open
     index, files, indexed = folder / "model.safetensors.index.json", ["model.safetensors"], {}
     if (folder / "adapter_config.json").exists():
         fail(f"{folder} holds an adapter (merge it into its model first)")
@@ -473,7 +470,7 @@ def open_hugging_face(folder):
                  "from a pytorch_model.bin with transformers' save_pretrained)")
         indexed = read_json(index)["weight_map"]
         files = sorted(set(indexed.values()))
-    handles, shapes = {}, {}
+    handles = {}
     for file in files:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             fail(f"{index}: the path {file!r} leaves the folder")
@@ -482,7 +479,7 @@ def open_hugging_face(folder):
         for name in handle.keys():
             if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in handles:
                 fail(f"{name} is of type {kind}, or in two files (F32, BF16 and F16, once, are supported)")
-            handles[name], shapes[name] = (handle, name), tuple(handle.get_slice(name).get_shape())
+            handles[name] = handle, name
     if lost := indexed.keys() - handles.keys():
         fail(f"missing tensors: {listing(lost)} (named by {index.name})")
     generation, config = folder / "generation_config.json", read_json(folder / "config.json")
@@ -493,16 +490,16 @@ def open_hugging_face(folder):
         common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
                       tie_word_embeddings=config.get("tie_word_embeddings", True))
-        handles, shapes = ({name.replace("language_model.", ""): value for name, value in found.items() if not
-                            re.search(r"vision_tower\.|multi_modal_projector\.", name)} for found in (handles, shapes))
+        handles = {name.replace("language_model.", ""): held for name, held in handles.items()
+                   if not re.search(r"vision_tower\.|multi_modal_projector\.", name)}
+    shapes = {name: tuple(handle.get_slice(there).get_shape()) for name, (handle, there) in handles.items()}
     return Source(config, read_json(generation) if generation.exists() else {}, shapes,
                   lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
 
 
 def open_gguf(path):
     """A GGUF of the architecture llama (q and k in adjacent pairs), qwen2 or qwen3; any type that gguf dequantizes."""
-    import gguf
-    reader = gguf.GGUFReader(path)
+    reader = GGUFReader(path)
     fields = {name: float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-5, not 9.99999975e-06
               for name, field in reader.fields.items() if re.fullmatch(r"(?!tokenizer\.).*|.*_token_id", name)
               for value in [field.contents()]}
@@ -512,15 +509,13 @@ def open_gguf(path):
              "and qwen3, merged, little-endian, are supported)")
     weights = {tensor.name: tensor for tensor in reader.tensors}
     shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in weights.items()}
-
-    def get(key, default=None):
-        return fields.pop(f"{arch}.{key}", default)
+    get = lambda key, default=None: fields.pop(f"{arch}.{key}", default)
 
     def read(name):
         kind, rows, result = weights[name].tensor_type, weights[name].data, np.empty(shapes[name], np.float32)
         step = max(1, 2 ** 18 // shapes[name][-1]) if result.ndim > 1 else len(result)
         for row in range(0, len(result), step):  # dequantizing all at once takes several times the tensor
-            result[row:row + step] = gguf.quants.dequantize(rows[row:row + step], kind)
+            result[row:row + step] = quants.dequantize(rows[row:row + step], kind)
         return result
 
     config = {key: value for key, name in GGUF_KEYS.items() if (value := get(name)) is not None}
@@ -537,35 +532,33 @@ def open_gguf(path):
     get("tensor_data_layout"), get("rope.scaling.finetuned")
     if unknown := [key for key in fields if key.startswith(arch + ".") and fields[key] not in (0, 1, "")]:
         fail(f"{path}: {listing(f'{key} = {fields[key]}' for key in unknown)} (run.c has no such variant)")
-    factors = read("rope_freqs.weight") if "rope_freqs.weight" in shapes else None
-    shapes.pop("rope_freqs.weight", None)
-    if factors is not None and not all(0 < factor < math.inf for factor in factors):
-        fail(f"{path}: rope_freqs.weight holds {factors.min()} to {factors.max()} (positive numbers are expected)")
-    if factors is not None and np.allclose(factors, gguf_factors(rope, head_dim, factors.max()), rtol=1e-5):
-        rope, factors = rope | LLAMA3 | dict(factor=float(factors.max())), None
-    stops = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    config |= dict(rope_parameters=rope, tie_word_embeddings="output.weight" not in shapes, eos_token_id=stops,
-                   bos_token_id=fields.get("tokenizer.ggml.bos_token_id"))
+    factors = 1.0
+    if "rope_freqs.weight" in shapes:
+        rope, factors = gguf_scaling(path, rope, read("rope_freqs.weight"), head_dim)
+        del shapes["rope_freqs.weight"]
+    bos, *stops = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom"))
+    config |= dict(rope_parameters=rope, tie_word_embeddings="output.weight" not in shapes, bos_token_id=bos,
+                   stops=[i for i in stops if i is not None])
     if arch == "llama":
         config |= dict(attention_bias="blk.0.attn_q.bias" in shapes, mlp_bias="blk.0.ffn_gate.bias" in shapes)
     return Source(synthesize(arch, **config), {}, shapes, read, GGUF, adjacent=arch == "llama", factors=factors)
 
 
-def synthesize(kind, **values):
-    """A config.json for a source without one."""
-    name = next(name for name in FAMILIES if FAMILIES[name][0] == kind)
-    stops = [i for i in values.pop("eos_token_id") if i is not None]
-    return dict(architectures=[name], model_type=kind, dtype="float32", hidden_act="silu", **values,
-                eos_token_id=stops[0] if len(stops) == 1 else stops or None)
-
-
-def gguf_factors(rope, head_dim, factor):
-    """What Llama 3's scaling divides the frequencies by (head_dim/2): the form it has in a GGUF."""
+def gguf_scaling(path, rope, factors, head_dim):
+    """Knows Llama 3's scaling by its form in a GGUF, factors (head_dim/2). -> (rope parameters, factors that remain)"""
     from transformers import LlamaConfig
-    plain, scaled = (rope_tables(LlamaConfig(head_dim=head_dim, rope_parameters=parameters, architectures=[
-        "LlamaForCausalLM"]))[""][0] for parameters in (
-            rope | dict(rope_type="default"), rope | LLAMA3 | dict(factor=float(factor))))
-    return plain / scaled
+    if not all(0 < factor < math.inf for factor in factors):
+        fail(f"{path}: rope_freqs.weight holds {factors.min()} to {factors.max()} (positive numbers are expected)")
+    scaled = rope | LLAMA3 | dict(factor=float(factors.max()))
+    before, after = (rope_tables(LlamaConfig(head_dim=head_dim, rope_parameters=parameters, architectures=[
+        "LlamaForCausalLM"]))[""][0] for parameters in (rope | dict(rope_type="default"), scaled))
+    return (scaled, 1.0) if np.allclose(factors, before / after, rtol=1e-5) else (rope, factors)
+
+
+def synthesize(kind, stops, **values):
+    """A config.json for a source without one, of the kind llama, qwen2 or qwen3."""
+    return dict(architectures=[kind.capitalize() + "ForCausalLM"], model_type=kind, dtype="float32", hidden_act="silu",
+                eos_token_id=stops[0] if len(stops) == 1 else stops or None, **values)
 
 
 def open_torch(path):
@@ -586,18 +579,13 @@ def open_torch(path):
     if is_meta and [file.name for file in files] != [f"consolidated.{i:02d}.pth" for i in range(wanted)]:
         fail(f"{path} holds {n} shards of {wanted} (consolidated.00.pth to {wanted - 1:02d} are expected)")
 
-    def axis(name):
-        """Which one the shards split: rows (0), columns (1), none."""
-        kind = name.split(".")[-2:][0]
-        by_columns = kind in ("wo", "w2") or kind == "tok_embeddings" and first[name].shape[1] != dim
-        return None if n == 1 or "norm" in kind or kind == "rope" else int(by_columns)
+    def whole(name, device="cpu"):
+        """A tensor of which the shards hold rows, or columns, or each all; on the device "meta", its shape only."""
+        kind, parts = name.split(".")[-2:][0], [shard[name].to(device) for shard in shards]
+        by_columns = kind in ("wo", "w2") or kind == "tok_embeddings" and parts[0].shape[1] != dim
+        return parts[0] if n == 1 or "norm" in kind or kind == "rope" else torch.cat(parts, int(by_columns))
 
-    def read(name):
-        parts = [first[name]] if axis(name) is None else [shard[name] for shard in shards]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, axis(name))).float().numpy()
-
-    shapes = {name: tuple(size * (n if i == axis(name) else 1) for i, size in enumerate(tensor.shape))
-              for name, tensor in first.items()}
+    shapes = {name: tuple(whole(name, "meta").shape) for name in first}
     vocab_size = shapes["tok_embeddings.weight"][0]
     llama3, theta, scaled = vocab_size >= 128256, p.get("rope_theta", 10000.0), p.get("use_scaled_rope")
     bos, stops = (128000, [128001, 128008, 128009]) if llama3 else (1, [2] if is_meta else [1, 2])
@@ -605,13 +593,13 @@ def open_torch(path):
     if "max_seq_len" not in p:
         note(f"{path} does not say the context length: {seq_len} is taken")
     return Source(synthesize(
-        "llama", hidden_size=dim, intermediate_size=shapes["layers.0.feed_forward.w1.weight"][0],
+        "llama", stops, hidden_size=dim, intermediate_size=shapes["layers.0.feed_forward.w1.weight"][0],
         head_dim=dim // p["n_heads"], num_hidden_layers=p["n_layers"], num_attention_heads=p["n_heads"],
         num_key_value_heads=p.get("n_kv_heads") or p["n_heads"],
         rope_parameters=dict(rope_theta=theta) | (scaled and LLAMA3 | dict(factor=p.get("rope_scale_factor", 8)) or {}),
         rms_norm_eps=p.get("norm_eps", 1e-5), tie_word_embeddings=True, vocab_size=vocab_size, bos_token_id=bos,
-        eos_token_id=stops, max_position_embeddings=seq_len, attention_bias=False, mlp_bias=False),
-        {}, shapes, read, META, adjacent=True)
+        max_position_embeddings=seq_len, attention_bias=False, mlp_bias=False),
+        {}, shapes, lambda name: whole(name).float().numpy(), META, adjacent=True)
 
 
 def find_source(source):
@@ -620,7 +608,6 @@ def find_source(source):
         return Path(source)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
         fail(f"{source} does not exist (a folder, a file or a hub id OWNER/NAME is expected)")
-    import huggingface_hub
     with reading(f"{source}, no path here and on the Hugging Face hub,"):
         return Path(huggingface_hub.snapshot_download(source, ignore_patterns=["*/*"], allow_patterns=[
             "*.json", "*.safetensors", *TOKENIZER_FILES]))
@@ -643,12 +630,16 @@ def open_source(path):
 
 NONE = 0xFFFFFFFF
 REPEAT, GO, SUB, MATCH = range(4)    # instructions of patterns: op, where to (relative), class, two numbers
+END = [MATCH, 0, 0, 0, 0]
 AHEAD, NOT_AHEAD, BEHIND, NOT_BEHIND, ATOMIC = (0, 0), (1, 0), (0, 1), (1, 1), (0, 2)  # of SUB
 STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE = range(4)
 FLAGS, CONTROL, ALONE = dict(lstrip=2, rstrip=4, single_word=8), 16, 32  # CONTROL: text if a user's; ALONE: in no pair
 SECTIONS = "ids edges map ranges code steps post turns ends data".split()
-REPLACE = 0b100000  # bits of a split step that puts something else in a match's place
-CUTS = dict(isolated=0b1111, removed=0b101111, contiguous=0b0110, mergedwithprevious=0b1101, mergedwithnext=0b1011)
+REPLACE, PREPEND, PREPEND_FIRST = 0b100000, 0b1100000, 0b10100000  # splits that put a text at a match's place
+FORMS = dict(Lowercase=0, NFD=1, NFKD=1, NFC=3, NFKC=3)  # bits: orders marks, composes
+# Splits by behavior, as they are and inverted: 2 * before + after for where they cut, 4 + kind for what they leave out.
+CUTS = dict(Isolated=(0b1111, 0b1111), Removed=(0b101111, 0b011111), Contiguous=(0b0110, 0b0110),
+            MergedWithPrevious=(0b1101, 0b1011), MergedWithNext=(0b1011, 0b1101))
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
@@ -667,14 +658,12 @@ PRE = {  # tokenizer.ggml.pre: patterns to split at, one after the other, normal
 # GPT-2's alphabet: the character that stands for each byte in byte-level vocabularies
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 ALPHABET = dict(zip(map(chr, [*PRINTABLE, *range(256, 324)]), [*PRINTABLE, *sorted({*range(256)} - {*PRINTABLE})]))
+EVERY = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+SEVERAL_FOLDS = "\n".join(c for c in EVERY[0x80:0x1F000] if len(c.casefold()) > 1)  # those that fold to several
 
 
 def refuse(what):
     fail(f"the tokenizer has {what} (run.c cannot express it)")
-
-
-EVERY = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-SEVERAL_FOLDS = "\n".join(c for c in EVERY[0x80:0x1F000] if len(c.casefold()) > 1)  # those that fold to several
 
 
 def character_class(characters):
@@ -683,33 +672,22 @@ def character_class(characters):
     return members
 
 
-def without(pattern, text):
-    """The text without what a regular expression matches, as `tokenizers` has it."""
-    from tokenizers import Regex, normalizers
-    return normalizers.Replace(Regex(pattern), "").normalize_str(text)
-
-
 @lru_cache
 def ask(text):
-    """The code points of a regular expression for one character, or of the class that `tokenizers`' own pre-tokenizers
-    take for punctuation, digit, word, or other (neither word nor space)."""
-    from tokenizers import pre_tokenizers as pre
-    if text in ("any", "other"):
-        return character_class(EVERY) if text == "any" else ~ask("word") & ~ask(r"\s")
-    if text not in ("punctuation", "digit", "word"):
-        return character_class(text[-1]) if re.fullmatch(r"[^.]|\\\W", text, re.S) else (
-            character_class(EVERY) & ~character_class(without(f"(?:{text})+", EVERY)))
-    split = dict(punctuation=pre.Punctuation("removed"), digit=pre.Digits(), word=pre.Whitespace())[text]
-    pieces = [piece for piece, _ in split.pre_tokenize_str(EVERY)]
-    if text == "punctuation":
-        return character_class(EVERY) & ~character_class("".join(pieces))
-    if text == "digit":  # the pieces alternate, the first has none
-        return character_class("".join(pieces[1::2]))
-    return character_class("".join(piece for piece in pieces if len(split.pre_tokenize_str("a" + piece[0])) == 1))
+    """The code points of a regular expression for one character, or of the class of "0", "!" or "a" (digits,
+    punctuation, words): the pieces that `tokenizers`' own pre-tokenizer does not cut from it."""
+    if text not in ("digit", "punctuation", "word"):
+        if re.fullmatch(r"[^.]|\\\W", text, re.S):
+            return character_class(text[-1])
+        others = normalizers.Replace(Regex(f"(?:{text})+"), "").normalize_str(EVERY)
+        return character_class(EVERY) & ~character_class(others)
+    one, split = dict(digit=("0", pre_tokenizers.Digits()), word=("a", pre_tokenizers.Whitespace()),
+                      punctuation=("!", pre_tokenizers.Punctuation("contiguous")))[text]
+    return character_class("".join(piece for piece, _ in split.pre_tokenize_str(EVERY)
+                                   if len(split.pre_tokenize_str(one + piece[0])) == 1))
 
 
 # Programs under construction: (instructions with jumps relative to their own place, whether they may match nothing).
-
 def sequence(*parts):
     return sum((code for code, _ in parts), []), all(empty for _, empty in parts)
 
@@ -720,7 +698,7 @@ def either(first, other):
 
 
 def apart(kind, part):
-    return [[SUB, len(part[0]) + 2, 0, *kind], *part[0], [MATCH, 0, 0, 0, 0]], kind != ATOMIC or part[1]
+    return [[SUB, len(part[0]) + 2, 0, *kind], *part[0], END], kind != ATOMIC or part[1]
 
 
 def is_one(part):
@@ -788,19 +766,17 @@ class Pattern:
 
     def check_fold(self, text):
         """Refuses what, without regard to case, matches one character or several: "st" and U+FB06."""
-        if text and without(f"(?i:{text})", SEVERAL_FOLDS) != SEVERAL_FOLDS:
+        if text and normalizers.Replace(Regex(f"(?i:{text})"), "").normalize_str(SEVERAL_FOLDS) != SEVERAL_FOLDS:
             self.stop(f"(?i:{text})")
 
     def atom(self):
         if found := self.take(r"\((\?(?:[:=!>]|<[=!]|<\w+>|[im-]+[:)])|(?!\?))"):
             return self.group((found[1] or "?:")[1:])
         if found := self.take(r"\\[Az]|[$^]"):
-            any_one, newline = self.one("any"), self.one(r"\n")
-            if found[0] in (r"\z", "$"):
-                edge, line = apart(NOT_AHEAD, any_one), apart(AHEAD, newline)
-            else:
-                edge, line = apart(NOT_BEHIND, any_one), sequence(apart(BEHIND, newline), apart(AHEAD, any_one))
-            return either(edge, line) if len(found[0]) == 1 else edge
+            any_one, newline = self.one(r"[\s\S]"), self.one(r"\n")
+            start, end = apart(NOT_BEHIND, any_one), apart(NOT_AHEAD, any_one)
+            return {r"\A": start, "^": either(start, sequence(apart(BEHIND, newline), apart(AHEAD, any_one))),
+                    r"\z": end, "$": either(end, apart(AHEAD, newline))}[found[0]]
         start = self.at
         if self.take(r"\["):
             depth = 1
@@ -827,12 +803,6 @@ class Pattern:
         return apart(kinds[kind], part) if kind in kinds else part
 
 
-def cuts(behavior, invert=False):
-    """Bits of a split step: 2 * before + after for where it cuts, 4 + kind for what it leaves out."""
-    bits = CUTS[behavior.lower().replace("_", "")]
-    return sum((bits >> (3 - k) & 1) << k for k in range(4)) | (bits >> 5 << 4) if invert else bits
-
-
 def leaves(part):
     """The normalizers, pre-tokenizers or decoders in one, in order, those in sequences too."""
     if part and part["type"] == "Sequence":
@@ -846,22 +816,19 @@ class Program:
 
     def __init__(self):
         self.rows, self.interned, self.classes = {name: [] for name in SECTIONS}, {}, {}
-        self.code, self.steps, self.byte_level = self.rows["code"], self.rows["steps"], False
-        self.marks, self.compose = {}, [0, 0]
+        self.marks, self.compose, self.byte_level = {}, [0, 0], False
+
+    def mapped(self, rows):
+        """A range of MAP with these rows: key, code point, range of MAP."""
+        first = len(self.rows["map"])
+        self.rows["map"] += rows
+        return [first, len(self.rows["map"])]
 
     def text(self, text):
         """A range of MAP with these code points."""
-        rows, first = self.rows["map"], len(self.rows["map"])
         if text not in self.interned:
-            self.interned[text] = [first, first + len(text)]
-            rows += [[0, ord(c), 0, 0] for c in text]
+            self.interned[text] = self.mapped([0, ord(c), 0, 0] for c in text)
         return self.interned[text]
-
-    def keys(self, rows):
-        """A range of MAP in which to find each key of {code point: (code point, range of MAP)}."""
-        first = len(self.rows["map"])
-        self.rows["map"] += [[key, *row] for key, row in sorted(rows.items())]
-        return [first, len(self.rows["map"])]
 
     def trie(self, words):
         """A range of EDGES from which the ids of {text: id} are reached; 0x110000 + a byte that is no character."""
@@ -869,11 +836,10 @@ class Program:
         words = {tuple(map(unit, word)): i for word, i in words.items()}
         prefixes = {word[:k] for word in words for k in range(1, len(word) + 1)}
         rows, below = self.rows["edges"], Counter(prefix[:-1] for prefix in prefixes)
-        first, end = len(rows), len(rows) + sum(len(prefix) == 1 for prefix in prefixes)
-        root = [first, end]
+        root = [len(rows), end := len(rows) + below[()]]
         for prefix in sorted(prefixes, key=lambda prefix: (len(prefix), prefix)):
-            first, end = end, end + below[prefix]
-            rows.append([prefix[-1], words.get(prefix, NONE), first, end])
+            rows.append([prefix[-1], words.get(prefix, NONE), end, end + below[prefix]])
+            end += below[prefix]
         return root
 
     def class_of(self, text):
@@ -885,77 +851,65 @@ class Program:
         return [[REPEAT, 0, self.class_of(text), 1, 1]], False
 
     def step(self, kind, program=0, where=0, bits=0, mapped=(0, 0), edges=(0, 0)):
-        self.steps.append([kind, program, where, bits, *mapped, *edges])
+        self.rows["steps"].append([kind, program, where, bits, *mapped, *edges])
 
     def program(self, *patterns):
         """The row of CODE from which patterns (expressions or programs) match one after the other."""
         code, _ = sequence(*(Pattern(self.one, part).code if isinstance(part, str) else part for part in patterns))
-        first = len(self.code)
-        for k, (op, to, *rest) in enumerate([*code, [MATCH] + [0] * 4], first):
-            self.code.append([op, to and to + k, *rest])
+        first = len(self.rows["code"])
+        self.rows["code"] += [[op, to and to + k, *rest] for k, (op, to, *rest) in enumerate([*code, END], first)]
         return first
 
-    def split(self, pattern, bits, content=""):
-        """A step that cuts the text at a pattern or puts `content` in its place."""
-        self.step(STEP_SPLIT, self.program(pattern), 0, bits, self.text(content))
-
-    def prepend(self, content, unless_there=True, first=False):
-        self.split(f"(?![ {re.escape(content)}])" * unless_there, 0b10100000 if first else 0b1100000, content)
-
     def add(self, part):
-        """Compiles a normalizer or a pre-tokenizer."""
-        kind, given = part["type"], part.get("pattern", {})
+        """Compiles a normalizer or a pre-tokenizer, most of them to splits: pattern, bits, content of a replacement."""
+        kind, given, mark = part["type"], part.get("pattern", {}), part.get("replacement", " ")
         pattern = given.get("Regex", re.escape(given.get("String", "")))
+        prepend = PREPEND_FIRST if part.get("prepend_scheme") == "first" else PREPEND
+        before = f"(?![ {re.escape(mark)}])", prepend, mark
+        cuts = {"Replace": lambda: [(pattern, REPLACE, part["content"])],
+                "Prepend": lambda: [("", PREPEND, part["prepend"])],
+                "Strip": lambda: ([(r"\A\s+", REPLACE)] * part["strip_left"] +
+                                  [(r"(?<!\s)\s+\z", REPLACE)] * part["strip_right"]),
+                "Split": lambda: [(pattern, CUTS[part["behavior"]][part["invert"]])],
+                "Digits": lambda: [(self.one("digit"), CUTS[("Contiguous", "Isolated")[part["individual_digits"]]][0])],
+                "Punctuation": lambda: [(self.one("punctuation"), CUTS[part["behavior"]][0])],
+                "Whitespace": lambda: [(either(*(repeat(self.one(characters), 1, NONE) for characters in (
+                                                "word", ~ask("word") & ~ask(r"\s")))), CUTS["Removed"][1])],
+                "WhitespaceSplit": lambda: [(r"\s", CUTS["Removed"][0])],
+                "CharDelimiterSplit": lambda: [(re.escape(part["delimiter"]), CUTS["Removed"][0])],
+                "Metaspace": lambda: ([before] * (part["prepend_scheme"] != "never") + [(" ", REPLACE, mark)] +
+                                      [(re.escape(mark), CUTS["MergedWithNext"][0])] * part["split"]),
+                "ByteLevel": lambda: ([before] * part["add_prefix_space"] +
+                                      [(GPT2, CUTS["Isolated"][0])] * part["use_regex"])}
         if self.byte_level:
             refuse(f"{kind} after ByteLevel")
-        splits = {"Replace": lambda: (pattern, REPLACE, part["content"]),
-                  "Split": lambda: (pattern, cuts(part["behavior"], part["invert"])),
-                  "Digits": lambda: (self.one("digit"), cuts(["contiguous", "isolated"][part["individual_digits"]])),
-                  "Punctuation": lambda: (self.one("punctuation"), cuts(part["behavior"])),
-                  "Whitespace": lambda: (either(*(repeat(self.one(name), 1, NONE) for name in ("word", "other"))),
-                                         cuts("removed", True)),
-                  "WhitespaceSplit": lambda: (r"\s", cuts("removed")),
-                  "CharDelimiterSplit": lambda: (re.escape(part["delimiter"]), cuts("removed"))}
-        if kind in splits:
-            self.split(*splits[kind]())
-        elif kind == "Prepend":
-            self.prepend(part["prepend"], False)
-        elif kind == "Strip":
-            for edge in [r"\A\s+"] * part["strip_left"] + [r"(?<!\s)\s+\z"] * part["strip_right"]:
-                self.split(edge, REPLACE)
-        elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
+        if kind in FORMS:
             self.normalize(kind)
-        elif kind == "ByteLevel" and "use_regex" in part:  # not the normalizer of this name
-            if part["add_prefix_space"]:
-                self.prepend(" ")
-            if part["use_regex"]:
-                self.split(GPT2, cuts("isolated"))
-            self.byte_level = True
-        elif kind == "Metaspace":
-            mark, scheme = part["replacement"], part["prepend_scheme"]
-            if scheme != "never":
-                self.prepend(mark, first=scheme == "first")
-            self.split(" ", REPLACE, mark)
-            if part["split"]:
-                self.split(re.escape(mark), cuts("mergedwithnext"))
+        elif kind in cuts and (kind != "ByteLevel" or "use_regex" in part):  # not the normalizer of this name
+            for where, bits, *content in cuts[kind]():
+                self.step(STEP_SPLIT, self.program(where), 0, bits, self.text("".join(content)))
+            self.byte_level = kind == "ByteLevel"
         else:
             refuse(f"the step {kind}")
 
     def normalize(self, form):
         """A step that maps code points and, for Unicode's normal forms, orders marks and composes."""
-        flags = dict(Lowercase=0, NFD=1, NFKD=1, NFC=3, NFKC=3)[form]
-        table, touched = one_by_one(form.replace("C", "D") if flags else form), [*one_by_one(form)]
-        mapped = self.keys({ord(c): [0, *self.text(text)] for c, text in table.items()})
-        if flags:
+        table, touched, pairs = one_by_one(form.replace("C", "D")), [*one_by_one(form)], {}
+        mapped = self.mapped([[ord(c), 0, *self.text(text)] for c, text in table.items()])
+        if FORMS[form] & 1:
             self.marks = combining_classes()
             touched += self.marks
-        if flags & 2:
-            pairs = {}
-            for (a, b), c in compositions().items():
-                pairs.setdefault(ord(a), {})[ord(b)] = [ord(c), 0, 0]
-                touched.append(b)
-            self.compose = self.keys({a: [0, *self.keys(seconds)] for a, seconds in pairs.items()})
-        self.step(STEP_NORMALIZE, 0, self.class_of(character_class("".join(touched))), flags, mapped)
+        if FORMS[form] & 2:  # which pairs of characters NFC composes
+            texts = [text for text in one_by_one("NFD").values() if len(text) > 1]
+            heads = normalized("NFC", [text[:-1] for text in texts])
+            couples = [head + text[-1] for text, head in zip(texts, heads) if len(head) == 1]
+            for (a, b), c in zip(couples, normalized("NFC", couples)):
+                if len(c) == 1:
+                    pairs.setdefault(a, {})[b] = c
+                    touched.append(b)
+            self.compose = self.mapped(sorted([ord(a), 0, *self.mapped(sorted(
+                [ord(b), ord(c), 0, 0] for b, c in seconds.items()))] for a, seconds in pairs.items()))
+        self.step(STEP_NORMALIZE, 0, self.class_of(character_class("".join(touched))), FORMS[form], mapped)
 
     def file(self, hashed, *header):
         """The whole file: classes as runs of code points in the same ones; bytes that are no characters as U+FFFD."""
@@ -971,15 +925,14 @@ class Program:
         if len(starts) > 65536:
             refuse(f"{len(starts)} ranges of character classes, more than 65536")
         self.rows["ranges"] = np.column_stack([starts, sets[starts]])
-        self.rows["code"] = self.code or [[MATCH] + [0] * 4]
-        numbers = [3, *header, *(len(self.rows[name]) for name in SECTIONS)]
+        self.rows["code"] = self.rows["code"] or [END]
+        numbers = np.array([3, *header, *(len(self.rows[name]) for name in SECTIONS)], "<u4")
         parts = [np.asarray(self.rows[name], "u1" if name == "data" else "<u4").tobytes() for name in SECTIONS]
-        return struct.pack(f"<8sQ{len(numbers)}I", b"run.t\r\n\x1a", hashed, *numbers) + b"".join(parts)
+        return b"".join([b"run.t\r\n\x1a", hashed.to_bytes(8, "little"), numbers.tobytes(), *parts])
 
 
 def normalized(form, texts):
     """A normalizer of `tokenizers` on many short texts."""
-    from tokenizers import normalizers
     return getattr(normalizers, form)().normalize_str("\n".join(texts)).split("\n")
 
 
@@ -988,15 +941,6 @@ def one_by_one(form):
     """The characters that a normalizer changes, and what to."""
     characters = [c for c in EVERY if c != "\n"]
     return {c: to for c, to in zip(characters, normalized(form, characters)) if c != to}
-
-
-@lru_cache
-def compositions():
-    """Pairs of characters that NFC composes."""
-    parts = {c: text for c, text in one_by_one("NFD").items() if len(text) > 1 and c not in one_by_one("NFC")}
-    heads = normalized("NFC", [text[:-1] for text in parts.values()])
-    pairs = {(head, text[-1]): c for (c, text), head in zip(parts.items(), heads) if len(head) == 1}
-    return {pair: c for (pair, c), to in zip(pairs.items(), normalized("NFC", map("".join, pairs))) if c == to}
 
 
 @lru_cache
@@ -1015,7 +959,6 @@ def combining_classes():
 
 def read_tokenizer_json(path):
     """tokenizer.json as `tokenizers` understands it, whatever the version that wrote it."""
-    from tokenizers import Tokenizer
     with reading(path):
         tokenizer, added = Tokenizer.from_file(str(path)), read_json(path)["added_tokens"]
         spec = json.loads(tokenizer.to_str())
@@ -1026,7 +969,13 @@ def read_tokenizer_json(path):
                 token["match"] = tokenizer.normalizer.normalize_str(token["content"])
             token["piece"] = tokenizer.id_to_token(token["id"])
             token["hidden"] = token["piece"] in special
-        spec["post_processor"] = ids_around(tokenizer)
+        # The ids that the post-processor puts around a text, seen on a text of one token with an id of its own.
+        probe, own = Tokenizer(models.WordLevel({"x": NONE - 1}, unk_token="x")), NONE - 1
+        probe.post_processor = tokenizer.post_processor
+        ids = probe.encode("x").ids
+        if ids.count(own) != 1:
+            refuse("a post-processor that drops or repeats the text")
+        spec["post_processor"] = ids[:ids.index(own)], ids[ids.index(own) + 1:]
     model = spec["model"]
     if model["type"] != "BPE":
         fail(f"{path} is a {model['type']} tokenizer (run.c has BPE)")
@@ -1038,18 +987,6 @@ def read_tokenizer_json(path):
             note(f"{path} has {name}, which is left out")
     model["merges"] = [[*pair, rank] for rank, pair in enumerate(model["merges"])]
     return spec | {"added_tokens": sorted(added, key=lambda token: not token["special"])}
-
-
-def ids_around(tokenizer):
-    """The ids that a post-processor puts before and after a text, seen on a text of one token with an id of its own."""
-    from tokenizers import Tokenizer, models
-    probe = Tokenizer(models.WordLevel({"x": NONE - 1}, unk_token="x"))
-    if tokenizer.post_processor:
-        probe.post_processor = tokenizer.post_processor
-    ids = probe.encode("x").ids
-    if ids.count(NONE - 1) != 1:
-        refuse("a post-processor that drops or repeats the text")
-    return ids[:ids.index(NONE - 1)], ids[ids.index(NONE - 1) + 1:]
 
 
 def sentencepiece_spec(pieces, scores, unk, dummy_prefix, added, around):
@@ -1075,9 +1012,8 @@ def read_sentencepiece(path):
         proto = sentencepiece_model_pb2.ModelProto.FromString(Path(path).read_bytes())
         tokenizer = SentencePieceProcessor(str(path))
     kinds, normalizer, trainer = proto.SentencePiece, proto.normalizer_spec, proto.trainer_spec
-    if trainer.model_type != trainer.BPE:
-        fail(f"{path} is not a BPE model (run.c has BPE)")
-    for name, bad in {"a normalizer map": normalizer.precompiled_charsmap,
+    for name, bad in {"a model other than BPE": trainer.model_type != trainer.BPE,
+                      "a normalizer map": normalizer.precompiled_charsmap,
                       "remove_extra_whitespaces": normalizer.remove_extra_whitespaces,
                       "escape_whitespaces off": not normalizer.escape_whitespaces,
                       "treat_whitespace_as_suffix": trainer.treat_whitespace_as_suffix,
@@ -1094,24 +1030,14 @@ def read_sentencepiece(path):
 
 
 def is_gguf(path):
-    """Whether a file begins as a GGUF does; None for a folder."""
-    if not path.is_dir():
-        with open(path, "rb") as file:
-            return file.read(4) == b"GGUF"
-
-
-def tokenizer_fields(path):
-    """What a GGUF says of its tokenizer, without the names' prefixes."""
-    from gguf import GGUFReader
-    return {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
-            for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
+    return path.is_file() and np.fromfile(path, "S1", 4).tobytes() == b"GGUF"
 
 
 def read_gguf_vocabulary(path):
-    """The vocabulary of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
-    from gguf import TokenType
+    """The tokenizer of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
     with reading(path):
-        fields = tokenizer_fields(path)
+        fields = {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
+                  for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
         if "model" not in fields:
             return None
         kind, tokens, get = fields["model"], fields.get("tokens", []), fields.get
@@ -1125,31 +1051,41 @@ def read_gguf_vocabulary(path):
         around = [[fields[f"{name}_token_id"]] if get(f"add_{name}_token", default) else []
                   for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
         base = [(i, piece) for i, piece in enumerate(tokens) if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)]
+        special = {name: tokens[fields[f"{name}_id"]] for name in ("bos_token", "eos_token") if f"{name}_id" in fields}
+        more = dict(base=base, chat_template=get("chat_template"), special=special)
         if kind == "llama":
-            unk = tokens[fields["unknown_token_id"]] if "unknown_token_id" in fields else None
             scores = {piece: fields["scores"][i] for i, piece in base}
-            prefix = get("add_space_prefix", True)
-            return sentencepiece_spec(pieces, scores, unk, prefix, added, around) | dict(base=base)
+            unk = tokens[fields["unknown_token_id"]] if "unknown_token_id" in fields else None
+            return sentencepiece_spec(pieces, scores, unk, get("add_space_prefix", True), added, around) | more
         merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
     patterns, form, whole = PRE[pre]
     splits = [dict(type="Digits", individual_digits=True) if pattern == "Digits" else
               dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False) for pattern in patterns]
     splits.append(dict(type="ByteLevel", add_prefix_space=False, use_regex=False))
     model = dict(vocab=pieces, merges=merges, unk_token=None, fuse_unk=False, ignore_merges=whole, byte_fallback=False)
-    return dict(model=model, normalizer=form and dict(type=form), post_processor=around, base=base, added_tokens=added,
+    return dict(model=model, normalizer=form and dict(type=form), post_processor=around, added_tokens=added, **more,
                 pre_tokenizer=dict(type="Sequence", pretokenizers=splits), decoder=dict(type="ByteLevel"))
 
 
 def read_vocabulary(source):
-    """-> tokenizer.json's form of the tokenizer of a folder or file, None without one"""
+    """-> tokenizer.json's form of a folder's or file's tokenizer, with chat_template and special; None without one"""
     if source.is_dir():
         return next((read_vocabulary(source / name) for name in ("tokenizer.json", "tokenizer.model")
                      if (source / name).exists()), None)
-    if source.suffix == ".json":
-        return read_tokenizer_json(source)
     if is_gguf(source):
         return read_gguf_vocabulary(source)
-    return read_sentencepiece(source) if source.suffix == ".model" else None
+    if source.suffix not in (".json", ".model"):
+        return None
+    spec = read_tokenizer_json(source) if source.suffix == ".json" else read_sentencepiece(source)
+    config, file = {}, source.with_name("chat_template.jinja")
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        config |= read_json(source.with_name(name)) if source.with_name(name).exists() else {}
+    text = file.read_text("utf-8") if file.exists() else config.get("chat_template")
+    if isinstance(text, list):
+        text = next((named["template"] for named in text if named["name"] == "default"), None)
+    special = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items()
+               if re.fullmatch("(bos|eos|unk|sep|pad|cls|mask)_token", name) and value}
+    return spec | dict(chat_template=text, special=special)
 
 
 def decoder_of(d):
@@ -1209,36 +1145,12 @@ SAMPLES = ("Hi.", "", " ", "one\n two ", "\n\ta\n\n", "\xa0\u3000b\u2028\x1c", "
            "x</think>y", "<think>\nw\n</think>\n\n c\n", "<think>\n\n</think>\n\nd", "{}\ne{} \n\n\xa0f{}g", " {} \n")
 
 
-def open_template(text, special):
-    """-> render(system, contents): the text that transformers' apply_chat_template gives, but never today's date; the
-    template's literals"""
-    import jinja2
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-    template, nodes = _compile_jinja_template(text), jinja2.nodes
-    variables = special | dict(tools=None, documents=None, strftime_now=jinja2.Undefined(name="strftime_now"))
-    tree = template.environment.parse(text)
-    literals = [node.data for node in tree.find_all(nodes.TemplateData)]
-    literals += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-
-    def render(system, contents):
-        messages = [dict(role="system", content=system)] * (system is not None)
-        messages += [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(contents)]
-        return template.render(messages=messages, add_generation_prompt=True, **variables)
-
-    return render, literals
-
-
 def split_at(text, contents):
     """The pieces before, between and after contents, each of which is there once and in order."""
-    pieces = []
-    for content in contents:
-        head, found, text = text.partition(content)
-        pieces.append(head)
-        if not found:
-            raise ValueError("leaves out a message")
-    if any(content in piece for piece in [*pieces, text] for content in contents):
-        raise ValueError("repeats a message")
-    return [*pieces, text]
+    any_content = "|".join(contents)
+    if (found := re.findall(any_content, text)) != contents:
+        raise ValueError("leaves out a message" if {*contents} - {*found} else "repeats or swaps messages")
+    return re.split(any_content, text)
 
 
 def stripped(render):
@@ -1248,100 +1160,92 @@ def stripped(render):
     return tuple("".join(c for c in BLANKS if around[c][side] == text) for side, text in ((0, before), (2, after)))
 
 
-def turn_parts(template, literals, system, later):
-    """The eight parts of the first turn, or of later ones, with or without a system prompt."""
-    def render(*contents, system=system):
-        return template(system, contents)
+class Chat:
+    """A chat template, what it may write (literals), and turns: {(system prompt or none, later turn): its parts}."""
 
-    user, reply, *_ = MARKS
-    past, last = split_at(render(*MARKS), MARKS), split_at(render(user), [user])
-    if later:
-        past, last = past[2:], past[4:]
-    turn = (lambda text: render(user, reply, text)) if later else render
-    of_user, of_reply = stripped(turn), stripped(lambda text: render(user, text, user))
-    drop = len(turn(user)) - len(user) - len(turn(""))  # Llama 2 strips system prompt and first content as one
-    of_system, empty, cut, of_cut = ("", ""), 0, "", ("", "")
-    if system:
-        of_system = stripped(lambda text: render(user, system=text))
-        empty = EMPTY_IS_NONE * (render(user, system="") == render(user, system=None))
-    for mark in dict.fromkeys(["</think>", *filter(str.strip, literals)]):
-        text = render(user, f"\ue002{mark}\ue003", user)
-        if "\ue002" not in text and "\ue003" in text:
-            cut, of_cut = mark, stripped(lambda text: render(user, f"-{mark}{text}", user))
-            break
-    parts = []
-    for (before, after, *_), follows in ((past, True), (last, False)):
-        head, found, tail = before.rpartition(SYSTEM)
-        if SYSTEM in head or SYSTEM in after:
-            raise ValueError("repeats the system prompt")
-        parts += [[head, 0, of_system, SHOWN * bool(found) | empty], [tail, drop, of_user, SHOWN],
-                  [after, 0, of_reply, SHOWN * follows], [cut * follows, 0, of_cut, 0]]
-    return parts
+    def __init__(self, text, special):
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+        self.template, self.special, self.turns, nodes = _compile_jinja_template(text), special, {}, jinja2.nodes
+        tree = self.template.environment.parse(text)
+        self.literals = [node.data for node in tree.find_all(nodes.TemplateData)]
+        self.literals += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
 
+    def render(self, system, contents):
+        """The text that transformers' apply_chat_template gives, but never today's date."""
+        messages = [dict(role="system", content=system)] * (system is not None)
+        messages += [dict(role=("user", "assistant")[k % 2], content=text) for k, text in enumerate(contents)]
+        return self.template.render(messages=messages, add_generation_prompt=True, tools=None, documents=None,
+                                    strftime_now=jinja2.Undefined(name="strftime_now"), **self.special)
 
-def render_parts(turns, system, contents):
-    """A conversation from parts, as run.c renders it."""
-    if system is not None:
-        _, _, (left, right), bits = turns[True, False][0]
-        system = None if bits & EMPTY_IS_NONE and not system.lstrip(left).rstrip(right) else system
-    out = ""
-    for k in range(0, len(contents), 2):
-        parts = turns[system is not None, k > 0][:4] if k + 1 < len(contents) else turns[system is not None, k > 0][4:]
-        for i, content in enumerate([system, *contents[k:k + 2], ""][:3]):
-            text, drop, (left, right), bits = parts[i]
-            if i == 2 and bits and parts[3][0] and parts[3][0] in content:
-                content, (left, right) = content.rpartition(parts[3][0])[2], parts[3][2]
-            content = content.lstrip(left).rstrip(right) if bits & SHOWN else ""
-            out += (text if content else text[:len(text) - drop]) + content
-    return out
+    def turn_parts(self, system, later):
+        """The eight parts of the first turn, or of later ones, with or without a system prompt."""
+        render = lambda *contents, system=system: self.render(system, contents)
+        user, reply, *_ = MARKS
+        past, last = split_at(render(*MARKS), MARKS), split_at(render(user), [user])
+        if later:
+            past, last = past[2:], past[4:]
+        turn = (lambda text: render(user, reply, text)) if later else render
+        of_user, of_reply = stripped(turn), stripped(lambda text: render(user, text, user))
+        drop = len(turn(user)) - len(user) - len(turn(""))  # Llama 2 strips system prompt and first content as one
+        of_system = stripped(lambda text: render(user, system=text)) if system else ("", "")
+        empty = EMPTY_IS_NONE * (system is not None and render(user, system="") == render(user, system=None))
+        marks = {}.fromkeys(["</think>", *filter(str.strip, self.literals)])
+        cut = next((mark for mark in marks if {*re.findall(  # what hides the text before it
+            "[\ue002\ue003]", render(user, f"\ue002{mark}\ue003", user))} == {"\ue003"}), "")
+        of_cut = stripped(lambda text: render(user, f"-{cut}{text}", user)) if cut else ("", "")
+        parts = []
+        for (before, after, *_), follows in ((past, True), (last, False)):
+            head, found, tail = before.rpartition(SYSTEM)
+            if SYSTEM in head or SYSTEM in after:
+                raise ValueError("repeats the system prompt")
+            parts += [[head, 0, of_system, SHOWN * bool(found) | empty], [tail, drop, of_user, SHOWN],
+                      [after, 0, of_reply, SHOWN * follows], [cut * follows, 0, of_cut, 0]]
+        return parts
 
+    def render_parts(self, system, contents):
+        """A conversation from parts, as run.c renders it."""
+        if system is not None:
+            _, _, (left, right), bits = self.turns[True, False][0]
+            system = None if bits & EMPTY_IS_NONE and not system.lstrip(left).rstrip(right) else system
+        out = ""
+        for k in range(0, len(contents), 2):
+            parts = self.turns[system is not None, k > 0][0 if k + 1 < len(contents) else 4:]
+            for i, content in enumerate([system, *contents[k:k + 2], ""][:3]):
+                text, drop, (left, right), bits = parts[i]
+                if i == 2 and bits and parts[3][0] and parts[3][0] in content:
+                    content, (left, right) = content.rpartition(parts[3][0])[2], parts[3][2]
+                content = content.lstrip(left).rstrip(right) if bits & SHOWN else ""
+                out += (text if content else text[:len(text) - drop]) + content
+        return out
 
-def compare(template, literals, turns, systems):
-    """Conversations of up to six turns, from the parts and by the template itself."""
-    cut = turns[False, False][3][0]
-    choose, samples = random.Random(0), [text.replace("{}", cut) for text in SAMPLES]
-    for k in range(60 * len(systems)):
-        system, contents = systems[k % len(systems)], choose.choices(samples, k=2 * (k // len(systems) % 6) + 1)
-        if render_parts(turns, system, contents) != template(system, contents):
-            raise ValueError("rewrites what was said")
-    for tag in dict.fromkeys(re.findall(r"<\w+>", "\0".join(literals))):  # tools' results, to Qwen 3
-        closing = tag.replace("<", "</")
-        contents = ["a", f"<think>b{turns[False, True][3][0]}c", f"{tag}d{closing}"]
-        if render_parts(turns, None, contents) != template(None, contents):
-            for parts in (turns[key] for key in turns if key[1]):
-                if parts[7][0] not in ("", tag):
-                    raise ValueError(f"takes what {parts[7][0]} and {tag} begin for no user's message")
-                parts[7][0] = tag
-
-
-def find_template(source):
-    """The chat template of a folder, of a tokenizer file's folder or of a GGUF, and the special tokens' texts."""
-    if is_gguf(source):
-        get = tokenizer_fields(source).get
-        text, tokens, *ids = map(get, ("chat_template", "tokens", "bos_token_id", "eos_token_id"))
-        return text, {name: tokens[i] for name, i in zip(("bos_token", "eos_token"), ids) if i is not None}
-    folder, config = source if source.is_dir() else source.parent, {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        config |= read_json(folder / name) if (folder / name).exists() else {}
-    text, file = config.get("chat_template"), folder / "chat_template.jinja"
-    if isinstance(text, list):
-        text = next((named["template"] for named in text if named["name"] == "default"), None)
-    special = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items()
-               if re.fullmatch("(bos|eos|unk|sep|pad|cls|mask)_token", name) and value}
-    return file.read_text("utf-8") if file.exists() else text, special
+    def compare(self, systems):
+        """Conversations of up to six turns, from the parts and by the template itself."""
+        cut = self.turns[False, False][3][0]
+        choose, samples = random.Random(0), [text.replace("{}", cut) for text in SAMPLES]
+        for k in range(60 * len(systems)):
+            system, contents = systems[k % len(systems)], choose.choices(samples, k=2 * (k // len(systems) % 6) + 1)
+            if self.render_parts(system, contents) != self.render(system, contents):
+                raise ValueError("rewrites what was said")
+        for tag in dict.fromkeys(re.findall(r"<\w+>", "\0".join(self.literals))):  # tools' results, to Qwen 3
+            closing = tag.replace("<", "</")
+            contents = ["a", f"<think>b{self.turns[False, True][3][0]}c", f"{tag}d{closing}"]
+            if self.render_parts(None, contents) != self.render(None, contents):
+                for parts in (parts for (_, later), parts in self.turns.items() if later):
+                    if parts[7][0] not in ("", tag):
+                        raise ValueError(f"takes what {parts[7][0]} and {tag} begin for no user's message")
+                    parts[7][0] = tag
 
 
-def read_chat(source):
-    """-> the rows by (system prompt, later turn), what the template writes, special tokens' texts; None: no format"""
-    text, special = find_template(source)
-    turns = {}
+def read_chat(source, spec):
+    """-> {(system prompt, later turn): parts}, what the template writes, special tokens' texts; None: no format"""
+    text, turns = spec["chat_template"], {}
     for systems in [[None], ["", "S", " \xa0S\n\n", None]] if text else []:
         try:
-            template, literals = open_template(text, special)
-            more = {(bool(turns), later): turn_parts(template, literals, SYSTEM if turns else None, later)
-                    for later in (False, True)}
-            compare(template, literals, turns | more, systems)
-            turns |= more
+            chat = Chat(text, spec["special"])
+            chat.turns = turns | {(bool(turns), later): chat.turn_parts(SYSTEM if turns else None, later)
+                                  for later in (False, True)}
+            chat.compare(systems)
+            turns = chat.turns
         except Exception as error:  # whatever a template raises
             said = str(error) if isinstance(error, ValueError) else f"says {' '.join(str(error).split())[:200]!r}"
             lost = "if there is a system prompt: run's -y will be refused" if turns else "(no -m chat, but -m generate)"
@@ -1349,7 +1253,7 @@ def read_chat(source):
             break
     if turns and "strftime_now" in text:
         note(f"the chat template of {source} prints the date: its default date is stored")
-    return (turns, literals, special) if turns else None
+    return (turns, chat.literals, spec["special"]) if turns else None
 
 
 def compile_chat(p, chat, added):
@@ -1359,9 +1263,8 @@ def compile_chat(p, chat, added):
         return control
     turns, literals, special = chat
     ids = {token["content"]: token["id"] for token in added}
-    matched = {token["content"]: token.get("match", "any") for token in added}
     literals = "\0".join([*literals, *(text for parts in turns.values() for text, *_ in parts[:-1])])
-    if lost := [text for text in ids if text in literals and not matched[text]]:
+    if lost := {token["content"] for token in added if token["content"] in literals and token.get("match") == ""}:
         note(f"{listing(lost)} of the chat template are not found in text (no -m chat: export from a tokenizer.json)")
         return control
     for k, (text, drop, (left, right), bits) in enumerate(sum(turns.values(), [])):
@@ -1427,8 +1330,8 @@ def compile_tokenizer(spec, rows, chat):
             if step.get("prepend_scheme") == "first" and (k or spec["normalizer"]):
                 refuse("Metaspace with prepend_scheme first after other steps")  # it asks where the text began
             p.add(step)
-    if len(p.steps) > 63:
-        refuse(f"{len(p.steps)} steps of normalizers and pre-tokenizers, above 63")
+    if (count := len(p.rows["steps"])) > 63:
+        refuse(f"{count} steps of normalizers and pre-tokenizers, above 63")
     unk, pairs = compile_vocabulary(p, model)
     seen = {name for token in added for name in FLAGS if token.get(name)}
     word = p.class_of("word") if "single_word" in seen else 0
@@ -1452,12 +1355,11 @@ def compile_tokenizer(spec, rows, chat):
 
 
 def write_tokenizer(source, path, rows=None):
-    """Writes tokenizer.bin of `source` (a folder or file) to `path`; added tokens with ids from `rows` on are left out.
-    -> its fingerprint, 0 without a tokenizer"""
+    """Writes the tokenizer.bin of a folder or file, but no added token of an id from `rows` on. -> fingerprint or 0"""
     spec = read_vocabulary(Path(source))
     if not spec:
         return 0
-    Path(path).write_bytes(compile_tokenizer(spec, rows, read_chat(Path(source))))
+    Path(path).write_bytes(compile_tokenizer(spec, rows, read_chat(source, spec)))
     return fingerprint(spec)
 
 
@@ -1465,15 +1367,12 @@ def write_tokenizer(source, path, rows=None):
 
 def to_hugging_face(folder, path, tokenizer):
     """Writes config.json, generation_config.json, model.safetensors (as many files as it takes) and tokenizer files."""
-    import huggingface_hub
     import torch
-    h = np.fromfile(path, HEADER, 1)
-    if not len(h) or h["magic"][0] != MAGIC or h["version"][0] != 1:
+    h = dict(zip(HEADER.names, [value for row in np.fromfile(path, HEADER, 1).tolist() for value in row]))
+    if not h or h["magic"] != MAGIC or h["version"] != 1:
         fail(f"{path} is not a run.c checkpoint of version 1 (a llama2.c model: export its .pt first)")
-    h = {name: h[name][0].item() for name in SLOTS}
-    data = np.memmap(path, mode="c")
     with reading(path):
-        arrays = {(name, layer): data[offset:][:math.prod(shape) * np.dtype(kind).itemsize].view(kind).reshape(shape)
+        arrays = {(name, layer): np.memmap(path, kind, "c", offset, shape)
                   for name, layer, shape, kind, offset in layout(h)}
     if not h["config_size"]:
         fail(f"{path} carries no config.json (export it again)")
@@ -1486,11 +1385,11 @@ def to_hugging_face(folder, path, tokenizer):
         fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
              "could not load them)")
     tensors = {}
-    for name, layer in (key for key in arrays if len(TENSORS.get(key[0], ())) > 3):
+    for name, layer in (key for key in arrays if len(TENSORS[key[0]]) > 3):
         parts = places(HUGGING_FACE, c.model_type, name, layer, arrays[name, layer].shape, h)
         for (part, *_), array in zip(parts, arrays[name, layer] if len(parts) > 1 else [arrays[name, layer]]):
-            tensors.setdefault(part, []).append(torch.from_numpy(array) if array.dtype == np.float32 else
-                                                torch.from_numpy(array.view("<i2")).view(torch.bfloat16))
+            kind = torch.float32 if array.dtype == np.float32 else torch.bfloat16
+            tensors.setdefault(part, []).append(torch.from_numpy(array).view(kind))
     tensors = {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in tensors.items()}
     narrow = {name: tensor.bfloat16() for name, tensor in tensors.items()} if h["weight_type"] else {}
     if narrow and all(torch.equal(tensors[name], tensor.to(tensors[name].dtype)) for name, tensor in narrow.items()):
@@ -1516,25 +1415,16 @@ def to_hugging_face(folder, path, tokenizer):
         for name, value in (("config.json", config), ("generation_config.json", generation)):
             (temporary / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
         for file in files:
-            shutil.copyfile(file, temporary / file.name)
+            (temporary / file.name).write_bytes(file.read_bytes())
         for file in temporary.glob("*.safetensors"):
             file.chmod((temporary / "config.json").stat().st_mode)  # the library makes them private
 
 
 # ---- Command line ----
 
-def keep_sources(source, path):
-    """Refuses an output that is a folder or a file that is read."""
-    inputs = [file for pattern in ("*.safetensors", "*.json", "*.pth", "*.model") for file in source.glob(pattern)]
-    if path.is_dir() or path.exists() and any(path.samefile(file) for file in [source, *inputs]):
-        fail(f"{path} is a folder or of the source itself (give another name)")
-
-
 def export(source, path, bf16=False):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
-    keep_sources(source, path)
-    final = path.with_name(path.stem + ".tokenizer.bin")
-    with replacing(path) as model, replacing(final) as tokenizer:
+    with replacing(path, source) as model, replacing(final := path.with_suffix(".tokenizer.bin")) as tokenizer:
         opened = open_source(source)
         rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
         fingerprint = write_tokenizer(source, tokenizer, rows)
@@ -1562,8 +1452,7 @@ def main(arguments=None):
             to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
         elif a.tokenizer:
             source, path = find_source(a.paths[0]), Path(a.paths[1]).absolute()
-            keep_sources(source, path)
-            with replacing(path) as temporary:
+            with replacing(path, source) as temporary:
                 write_tokenizer(source, temporary) or fail(f"{a.paths[0]} has no tokenizer")
         else:
             export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)

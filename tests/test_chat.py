@@ -375,7 +375,8 @@ def test_no_chat_format(template, said, tmp_path, capfd):
 def test_control_tokens_that_text_never_has(tmp_path, capfd):
     """A bare tokenizer.model finds no control tokens in text: a template that writes them has no format."""
     spec = with_tokens(dict(small("bytes")), [added("<|im_start|>"), added("<|im_end|>")])
-    chat = export.read_chat(save(tmp_path / "m", spec, CHATML, dict(eos_token="<|im_end|>")))
+    source = save(tmp_path / "m", spec, CHATML, dict(eos_token="<|im_end|>"))
+    chat = export.read_chat(source, export.read_vocabulary(source))
     for match, rows in (({}, 32), (dict(match=""), 0)):
         program = export.Program()
         export.compile_chat(program, chat, [token | match for token in spec["added_tokens"]])
