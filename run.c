@@ -416,14 +416,14 @@ static float weight(const Tensor *t, size_t i) {
     return widened.value;
 }
 
-// Weights are multiplied in panels of about PANEL rows, and over K_BLOCK elements at a time, whose sums are added.
-enum { PANEL = 96, MOST_ROWS = 2 * PANEL, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
+// Weights are multiplied in panels of about PANEL rows, and K_BLOCK elements at a time, whose sums are added.
+enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
 
 // out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16) of T tokens and R rows. T and R are
 // constants, the T * R sums live in registers: a vector of x serves R rows, a vector of w T tokens. Element k of row r
 // is at w[r * row + k / 16 * step + k % 16]. ahead (a constant): the next R rows are fetched from memory meanwhile.
-// n is at most K_BLOCK; for one token's bfloat16, BLOCKS of them: such short rows are read one by one, each whole, as
-// several streams of them would not keep the memory busy (0.77 of its bandwidth, one with what is 8 KiB on 0.98).
+// n is at most K_BLOCK. One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight of such short rows at a
+// time would not keep the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
 INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
     Vec acc[BLOCKS][8][PARTS];
@@ -432,7 +432,7 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
     const size_t later = whole ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
     for (size_t r0 = 0; r0 < R; r0 += side)
         for (size_t i = 0; i < blocks * PARTS; i++) {
-            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = whole ? min_size(K_BLOCK, n - from) : n;
+            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = whole ? min_size(n - from, K_BLOCK) : n;
             const char *at = (const char *)w + (r0 * row + from / LANES * step) * size_of(type);
             Vec sum[6][8];
             UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < side; r++) sum[t][r] = (Vec){0};
@@ -469,53 +469,52 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool 
     switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
 }
 
-// A matrix is taken in panels of about PANEL rows, about as many for each thread: their number, and the rows of one.
-static size_t panels(const Tensor *w, size_t *rows) {
-    size_t threads = (size_t)omp_get_num_threads(), n = w->rows / PANEL / threads * threads;
+// A matrix is taken in panels of about PANEL rows, more where each is read alone, and about as many for each thread:
+// their number, and the rows of one.
+static size_t panels(const Tensor *w, size_t T, size_t *rows) {
+    size_t threads = (size_t)omp_get_num_threads(), about = T == 1 && w->type == BF16 ? 4 * PANEL : PANEL;
+    size_t n = w->rows / about / threads * threads;
     *rows = round_up((w->rows - 1) / (n ? n : threads) + 1, 8);
     return (w->rows - 1) / *rows + 1;
 }
 
-// Copies count elements from k on of rows first .. last of w, widened: 16 of each of `group` rows in turn, 0 beyond w.
-static void pack(float *packed, const Tensor *w, size_t first, size_t last, size_t group, size_t k, size_t count) {
-    for (size_t r = 0; r < round_up(last - first, group); r++) {
-        float *to = packed + r / group * group * round_up(count, LANES) + r % group * LANES;
-        for (size_t i = k; i < k + count; i += LANES, to += group * LANES) {
-            size_t at = (first + r) * w->columns + i, left = first + r < last ? min_size(LANES, k + count - i) : 0;
+// Copies count elements from k on of a group of rows, widened: 16 of each in turn, 0 beyond the ends of w.
+static void pack(float *packed, const Tensor *w, size_t first, size_t group, size_t k, size_t count) {
+    for (size_t i = k; i < k + count; i += LANES)
+        for (size_t r = first; r < first + group; r++, packed += LANES) {
+            size_t at = r * w->columns + i, left = r < w->rows ? min_size(LANES, k + count - i) : 0;
             for (size_t j = 0; j < LANES && left == LANES; j += WIDTH)
-                store(to + j, load_weights(w->data, at + j, w->type));
-            for (size_t j = 0; j < LANES && left < LANES; j++) to[j] = j < left ? weight(w, at + j) : 0;
+                store(packed + j, load_weights(w->data, at + j, w->type));
+            for (size_t j = 0; j < LANES && left < LANES; j++) packed[j] = j < left ? weight(w, at + j) : 0;
         }
-    }
 }
 
 // Products of one x (T, columns): out (T, rows) = x w^T plus bias (rows) if not NULL. Threads share panels of rows. A
-// panel is read from memory once, a block of k at a time, past which tokens stream. It is copied where w's ends do not
-// fill a tile, and where LONG tiles of tokens or more would each widen bfloat16 again.
+// panel is read from memory once, a block of k at a time, past which tokens stream. Rows are copied where w ends within
+// a tile, and where LONG tiles of tokens or more would each widen bfloat16 again.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // not on the stack, which may be as small as this
-    if (!packed && !(packed = aligned_alloc(64, 4 * MOST_ROWS * K_BLOCK))) die("no memory for 768 KiB (a smaller -j)");
+    if (!packed && !(packed = aligned_alloc(64, 8 * PANEL * K_BLOCK))) die("no memory for 768 KiB (a smaller -j)");
     size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, total = 0, rows;
-    for (size_t i = 0; i < n_products; i++) total += panels(products[i].w, &rows);
+    for (size_t i = 0; i < n_products; i++) total += panels(products[i].w, T, &rows);
     for (size_t panel, here; next_item(&panel, total);) {
         const Product *p = products;
-        for (; panel >= (here = panels(p->w, &rows)); p++) panel -= here;
+        for (; panel >= (here = panels(p->w, T, &rows)); p++) panel -= here;
         const Tensor *w = p->w;
         size_t first = panel * rows, last = min_size(first + rows, w->rows);
-        bool full = (last - first) % group == 0;
-        size_t most = T == 1 && full && w->type == BF16 ? BLOCKS * K_BLOCK : K_BLOCK;
+        size_t most = T == 1 && w->type == BF16 && (last - first) % group == 0 ? BLOCKS * K_BLOCK : K_BLOCK;
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(most, (n - k) / LANES * LANES);
-            bool copy = count < LANES || !full || (w->type == BF16 && n_tiles >= LONG);
-            if (copy) pack(packed, w, first, last, group, k, count);
             for (size_t i = 0; i < n_tiles; i++)
-                for (size_t r = first, t = T * i / n_tiles; r < last; r += group) {
-                    const void *at = (const char *)w->data + (r * n + k) * size_of(w->type);
-                    if (copy) at = packed + (r - first) * round_up(count, LANES);
+                for (size_t r = first, t = T * i / n_tiles, width = round_up(count, LANES); r < last; r += group) {
+                    bool copy = count < LANES || last - r < group || (w->type == BF16 && n_tiles >= LONG);
+                    float *to = packed + (n_tiles > 1 ? (r - first) * width : 0);
+                    if (copy && i == 0) pack(to, w, r, group, k, count);
+                    const void *at = copy ? to : (const void *)((const char *)w->data + (r * n + k) * size_of(w->type));
                     tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n),
-                          at, copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type,
-                          round_up(count, LANES), !copy && i == 0 && T > 1, T * (i + 1) / n_tiles - t);
+                          at, copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, width,
+                          !copy && i == 0 && T > 1, T * (i + 1) / n_tiles - t);
                 }
         }
         for (size_t t = 0; p->bias && t < T; t++)
