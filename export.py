@@ -181,7 +181,8 @@ def read_json(path):
 def replacing(path, source=None):
     """Gives a name in a folder beside `path`, renamed to `path` when the block ends well. Files of `source` stay."""
     files = source.glob("*") if source else []
-    inputs = [source, *(file for file in files if file.suffix in (".safetensors", ".json", ".pth", ".model"))]
+    read = (".safetensors", ".json", ".pth", ".model")
+    inputs = [source, *(file for file in files if file.suffix in read and file.exists())]
     if source and (path.is_dir() or path.exists() and any(path.samefile(file) for file in inputs)):
         fail(f"{path} is a folder or of the source itself (give another name)")
     path = Path(os.path.realpath(path) if os.path.isdir(path) else path)  # a link to a file is replaced, not the file
@@ -455,6 +456,8 @@ def write_model(source, path, fingerprint, bf16=False):
             file.write(bytes(offset - file.tell()))
             file.write(array.data)
             del array, arrays  # else they would live on while the next one is read
+        file.flush()
+        os.fsync(file.fileno())  # before the tokenizer takes its name, so that a full disk leaves both as they were
 
 
 # ---- Sources ----
@@ -1369,7 +1372,7 @@ def to_hugging_face(folder, path, tokenizer):
     """Writes config.json, generation_config.json, model.safetensors (as many files as it takes) and tokenizer files."""
     import torch
     h = dict(zip(HEADER.names, [value for row in np.fromfile(path, HEADER, 1).tolist() for value in row]))
-    if not h or h["magic"] != MAGIC or h["version"] != 1:
+    if not h or h["magic"] != MAGIC or h["version"] != 1 or not 0 < h["n_layers"] <= 65536:  # as run has it
         fail(f"{path} is not a run.c checkpoint of version 1 (a llama2.c model: export its .pt first)")
     with reading(path):
         arrays = {(name, layer): np.memmap(path, kind, "c", offset, shape)
@@ -1424,7 +1427,7 @@ def to_hugging_face(folder, path, tokenizer):
 
 def export(source, path, bf16=False):
     """model.bin, and model.tokenizer.bin where the source has a tokenizer."""
-    with replacing(path, source) as model, replacing(final := path.with_suffix(".tokenizer.bin")) as tokenizer:
+    with replacing(path, source) as model, replacing(final := path.with_suffix(".tokenizer.bin"), source) as tokenizer:
         opened = open_source(source)
         rows = opened.shapes.get(tensor_name(opened.column, "token_embedding"), (None,))[0]
         fingerprint = write_tokenizer(source, tokenizer, rows)
@@ -1446,7 +1449,9 @@ def main(arguments=None):
     if len(a.paths) != (1 if a.hf else 2) or bool(a.hf) + a.tokenizer + a.bf16 > 1 or a.tokenizer_source and not a.hf:
         parser.error("SOURCE model.bin [--bf16], --tokenizer SOURCE tokenizer.bin, or --hf DIR model.bin [--from "
                      "SOURCE]")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         if a.hf:
             to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
@@ -1457,7 +1462,8 @@ def main(arguments=None):
         else:
             export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
     except (ExportError, OSError, MemoryError) as error:
-        sys.exit(f"export.py: {error}")
+        known = isinstance(error, ExportError) or getattr(error, "filename", None)
+        sys.exit(f"export.py: {str(error) or 'out of memory'}{'' if known else f' ({a.paths[-1]} is not written)'}")
     except Exception as error:  # a library's, on data that it cannot take
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         sys.exit(f"export.py: {a.paths[0]} cannot be exported: {what}")

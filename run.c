@@ -282,7 +282,7 @@ static void check_config(Model *m) {
     for (int i = 0; i < N_FIELDS; i++) {
         double value = field(c, i, text);
         if (!(value >= FIELDS[i].low && value <= FIELDS[i].high))
-            die("%s: %s is %s, supported is %.9g to %.9g (export it again with this version's export.py)", path,
+            die("%s: %s is %s, supported is %.10g to %.10g (export it again with this version's export.py)", path,
                 FIELDS[i].name, text, FIELDS[i].low, FIELDS[i].high);
     }
     if (c->n_heads % c->n_kv_heads)
@@ -908,8 +908,9 @@ static const float *logits_of(Run *r, size_t at, size_t n) {
         float *logit = r->logits + i;
         if (c->logit_scale != 1 || c->logit_softcap > 0)
             *logit = capped((float)((double)*logit * c->logit_scale), (float)c->logit_softcap);
-        if (!(*logit < INFINITY)) die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)",
-                                      i % row, at + i / row, (double)*logit);
+        if (!(*logit < INFINITY) && i % row < c->vocab_size)
+            die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)", i % row, at + i / row,
+                (double)*logit);
     }
     return r->logits;
 }
@@ -1268,7 +1269,9 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     sound(t, t->n_ids >= 259, "number of pieces, if it is a tokenizer");
     Piece *first = AS(Piece, pieces), *last = first;
     qsort(first, t->n_ids, sizeof *first, compare_pieces);
-    for (Piece *p = first; p < first + t->n_ids; p++) if (compare_pieces(last, p)) *++last = *p;  // each once
+    for (Piece *p = first; p < first + t->n_ids; p++)  // of equal ones the lowest id
+        if (compare_pieces(last, p)) *++last = *p;
+        else if (p->id < last->id) *last = *p;
     for (const Piece *p = first, *right; p <= last; p++) {
         uint32_t *left = AS(uint32_t, ids) + ID * (size_t)p->id;
         chars.size = 0, append_utf8(t, &chars, (Buffer){p->s, p->n, 0}, false);
@@ -1549,7 +1552,8 @@ static size_t number_in(const char *path, const char *format, size_t otherwise) 
 static size_t context_for(const Options *o, const Model *m, size_t fallback, size_t n) {
     size_t seq_len = m->config.seq_len, context = o->context > 0 ? (size_t)o->context : fallback;
     if (context > seq_len) die("a context of %zu is above the model's seq_len %zu (use less)", context, seq_len);
-    if (n > context) die("the prompt has %zu tokens, the context %zu (use a shorter one or a larger -c)", n, context);
+    if (n > context) die("the prompt has %zu tokens, the context %zu (use a shorter one%s)", n, context,
+                         context < seq_len ? " or a larger -c" : "");
     return context;
 }
 

@@ -313,7 +313,7 @@ def main():
     o = options()
     CACHE.mkdir(parents=True, exist_ok=True)
     start, before, cases = time.monotonic(), processor_time(), []
-    startup = memory = None
+    startup, memory, whole = None, None, {*o.parts} == {*PARTS}  # else the pictures would lose what is not measured
     try:
         for together in plan(o):
             run_rounds(o, together)
@@ -323,6 +323,7 @@ def main():
                            if part in o.parts else None for part, f in (("startup", started), ("memory", peak_memory)))
     except KeyboardInterrupt:
         print("interrupted: this is what was measured until then", file=sys.stderr)
+        whole = False
     everyone, us = (b - a for a, b in zip(before, processor_time()))
     others = max(0, everyone - us) / (time.monotonic() - start) / os.cpu_count()
     rows, met = [case.row(name) for case in cases for name in case.took], goals(cases, startup, memory)
@@ -331,7 +332,7 @@ def main():
         print(json.dumps(dict(threads=o.threads, others=others, measurements=rows, goals=named), indent=1))
     else:
         print_tables(rows, met, others)
-    if o.plot:
+    if o.plot and whole:
         plots(cases, rows)
 
 

@@ -524,6 +524,19 @@ def test_infinite_logits(tmp_path):
         assert done.stdout == b"5 7\n" if code == 0 else b"inf" in done.stderr.lower()
 
 
+@pytest.mark.parametrize("vocab_size", [5, 8])
+def test_infinite_states_behind_the_vocabulary(tmp_path, vocab_size):
+    """0 times infinity in the rows that fill up a tile is nobody's logit."""
+    c = config(vocab_size=vocab_size, tied=0, bos_id=-1, eos=[])
+    t = checkpoint.tensors(c)
+    for name in ("0.wo", "1.wo", "0.w2", "1.w2"):
+        t[name][:] = 0
+    t["token_embedding"][:, 0], t["classifier"][:, 0], t["final_norm"].flat[0] = 50, -1, 3e38
+    write(tmp_path / "m.bin", c, t)
+    done = run(tmp_path / "m.bin", "-m", "logits", "-I", "1 2")
+    assert done.returncode == 0 and (np.frombuffer(done.stdout, "<f4") == -np.inf).all(), done
+
+
 # llama2.c's files
 
 @pytest.mark.parametrize("version", [0, 1])

@@ -759,8 +759,9 @@ def test_signals(tmp_path):
     folder = models.tiny_llama(tmp_path / "m")
     slow = "import signal, sys, time; sys.path.insert(0, sys.argv[1]); import export, numpy; " \
            "signal.signal(signal.SIGINT, signal.default_int_handler); " \
+           "signal.signal(signal.SIGHUP, signal.SIG_DFL); " \
            "numpy.isfinite = lambda a: (print('writing', flush=True), time.sleep(300)); export.main(sys.argv[2:])"
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)):
         process = subprocess.Popen([sys.executable, "-c", slow, EXPORT.parent, folder, tmp_path / "x.bin"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout.readline() == b"writing\n"
@@ -780,6 +781,11 @@ def test_bad_outputs(run, tmp_path, plain):
     data = path.read_bytes()
     refused(run, tmp_path, path, "itself", output=path)
     assert path.read_bytes() == data
+    path = path.rename(tmp_path / "m.tokenizer.bin")
+    refused(run, tmp_path, path, "itself", output=tmp_path / "m.bin")
+    assert path.read_bytes() == data
+    path.unlink()
+    (folder / "dangling.json").symlink_to("nowhere")
     weights = (folder / "model.safetensors").read_bytes()
     refused(run, tmp_path, folder, "itself", output=folder / "model.safetensors")
     assert (folder / "model.safetensors").read_bytes() == weights
@@ -952,7 +958,8 @@ def test_round_trip_errors(run, exported, tmp_path, plain):
     bad = {"llama2c.bin": (bytes(28) + bytes(1000), "version 1"), "empty.bin": (b"", "version 1"),
            "newer.bin": (data[:8] + b"\x02" + data[9:], "version 1"), "short.bin": (data[:-1000], "short.bin"),
            "eps.bin": (data[:272] + np.float64(1e-3).tobytes() + data[280:], "rms_norm_eps"),
-           "bare.bin": (data[:184] + bytes(8) + data[192:], "no config.json")}
+           "bare.bin": (data[:184] + bytes(8) + data[192:], "no config.json"),
+           "deep.bin": (data[:40] + bytes(5) + b"\1\0\0" + data[48:], "version 1")}
     for name, (content, word) in bad.items():
         (tmp_path / name).write_bytes(content)
         code, error = run("--hf", back, tmp_path / name)
