@@ -1,10 +1,9 @@
 /* run.c: inference for LLaMA-style decoders, in one file:  ./run model.bin -i "Once upon a time"
  *
- * It reads from the ground up: errors and memory, threads, vectors, the checkpoint (its tables specify the format),
- * kernels, attention, the forward pass, the tokenizer, the chat format, the sampler, input and output, the modes, the
- * command line. Arrays are row-major; a comment like (T, n_heads, head_dim) is a shape in the names of the header's
- * fields, T the number of tokens that one call of forward() takes. Every sum has one fixed order: the same tokens give
- * the same logits to the last bit. Not here: training, GPUs, quantized weights. */
+ * It reads from the ground up, main() last; the tables of the checkpoint specify its format. Arrays are row-major; a
+ * comment like (T, n_heads, head_dim) is a shape in the names of the header's fields, T the number of tokens that one
+ * call of forward() takes. Every sum has one fixed order: the same tokens give the same logits to the last bit. Not
+ * here: training, GPUs, quantized weights. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -66,7 +65,7 @@ static size_t round_up(size_t a, size_t unit) { return add(a, unit - 1) / unit *
 // Zeroed memory for count elements of a size. A page of a large block costs nothing until it is touched.
 static void *allocate(size_t count, size_t size, const char *what) {
     void *block = calloc(count + !count, size);
-    if (!block) die("no memory for %s: %zu times %zu bytes (a smaller -c or -b needs less)", what, count, size);
+    if (!block) die("no memory for %s: %zu bytes (a smaller -c or -b needs less)", what, mul(count, size));
     return block;
 }
 
@@ -207,8 +206,7 @@ INLINE float fast_exp(float x) {
     REAL(rope_attention_factor, 1e-6, 1e6) REAL(rope_attention_factor_local, 1e-6, 1e6) /* of cosine and sine */       \
     REAL(attention_scale, 1e-9, 1e9) /* of q . k, usually head_dim ** -0.5 */ REAL(embedding_scale, 1e-9, 1e9)         \
     REAL(residual_scale, 1e-9, 1e9) REAL(logit_scale, 1e-9, 1e9) /* of what a layer adds, of logits */                 \
-    REAL(attention_softcap, 0, 1e9) REAL(logit_softcap, 0, 1e9) /* c: x becomes c tanh(x / c); 0: none */              \
-    REAL(router_scale, 0, 0)
+    REAL(attention_softcap, 0, 1e9) REAL(logit_softcap, 0, 1e9) /* c: c tanh(x / c), 0: x */ REAL(router_scale, 0, 0)
 
 // Tensors follow, row-major, each at the next multiple of 64 bytes from the start of the file, in this order. W is
 // float32 or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last is the source's
@@ -410,6 +408,7 @@ INLINE Vec load_weights(const void *w, size_t i, Type type) {
     return (Vec)(__builtin_convertvector(*halves, Bits) << 16);
 }
 
+// Element i of a tensor of float32 or bfloat16.
 static float weight(const Tensor *t, size_t i) {
     if (t->type == F32) return ((const float *)t->data)[i];
     union { uint32_t bits; float value; } widened = {(uint32_t)((const uint16_t *)t->data)[i] << 16};
@@ -426,7 +425,7 @@ enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
 // time would not keep the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
 INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
-    Vec acc[BLOCKS][8][PARTS];
+    Vec acc[BLOCKS][8][PARTS];  // of each token, or of each block of one
     const bool whole = T == 1 && type == BF16;
     const size_t side = whole ? 1 : R, blocks = whole ? (n - 1) / K_BLOCK + 1 : 1;
     const size_t later = whole ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
@@ -584,15 +583,16 @@ typedef struct { float largest; double sum; } Softmax;  // of some positions: la
 // The arrays that a chunk of T <= chunk tokens passes through: ARRAY(type, name, rows, columns). Rows of activations
 // have stride() floats, heads in the cache and in attention `head`: head_dim rounded up to 16.
 #define ARRAYS(ARRAY)                                                                                                  \
-    ARRAY(float, x, T, dim) ARRAY(float, normed, T, dim) ARRAY(float, branch, T, dim) /* residual, in and out of a */  \
-    ARRAY(float, q, T, q_dim) ARRAY(float, k, T, kv_dim) ARRAY(float, v, T, kv_dim)   /* sublayer */                   \
-    ARRAY(float, attended, T, q_dim) ARRAY(float, gate, T, hidden_dim) ARRAY(float, up, T, hidden_dim)                 \
-    ARRAY(float, cosine, T, angles) ARRAY(float, sine, T, angles) /* angles: n_rope_tables * rope_dim / 2 */           \
-    ARRAY(float, tile, rows, head) ARRAY(float, weights, rows, KV_BLOCK) /* of each thread's q_rows queries, and of */ \
-    ARRAY(float, part, rows, head) ARRAY(Softmax, part_sum, rows, 1)     /* these what a block of positions gives */   \
-    ARRAY(float, total, parts, c->n_heads * head) ARRAY(Softmax, sum, parts, c->n_heads) /* parts: tokens or blocks */ \
-    ARRAY(float, logits, r->logit_rows, stride(c->vocab_size)) ARRAY(size_t, first_block, 1, c->n_layers)              \
-    ARRAY(float, k_cache, 1, cache_size(r)) ARRAY(float, v_cache, 1, cache_size(r)) /* see cache_at() */
+    ARRAY(float, x, T, dim) /* the residual stream */ ARRAY(float, normed, T, dim) /* a sublayer's input */            \
+    ARRAY(float, branch, T, dim) /* and output */ ARRAY(float, q, T, q_dim) ARRAY(float, k, T, kv_dim)                 \
+    ARRAY(float, v, T, kv_dim) ARRAY(float, attended, T, q_dim) ARRAY(float, gate, T, hidden_dim)                      \
+    ARRAY(float, up, T, hidden_dim) ARRAY(float, cosine, T, angles) ARRAY(float, sine, T, angles)                      \
+    ARRAY(float, queries, rows, head) /* q_rows of each thread */ ARRAY(float, weights, rows, KV_BLOCK)                \
+    ARRAY(float, part, rows, head) ARRAY(Softmax, part_sum, rows, 1) /* what a block of positions gives these */       \
+    ARRAY(float, total, c->n_heads * parts, head) /* (n_kv_heads, tokens or blocks, group, head) */                    \
+    ARRAY(Softmax, sum, c->n_heads, parts) ARRAY(float, logits, r->logit_rows, stride(c->vocab_size))                  \
+    ARRAY(size_t, first_slot, 1, c->n_layers) /* of a layer in the cache: see cache_at() */                            \
+    ARRAY(float, k_cache, 1, cache_size(r)) ARRAY(float, v_cache, 1, cache_size(r))
 #define ARRAY_MEMBER(type, name, rows, columns) type *name;
 
 // What a run needs besides the model.
@@ -609,23 +609,22 @@ typedef struct {
 
 // Slots of layer l's cache, position p in p % slots: the context, or what a chunk sees by its window; whole blocks.
 static size_t slots(const Run *r, size_t l) {
-    size_t seen = min_size(r->model->layers[l].window, r->context);
-    return round_up(min_size(seen + r->chunk - 1, r->context), KV_BLOCK);
+    return round_up(min_size(r->model->layers[l].window + r->chunk - 1, r->context), KV_BLOCK);
 }
 
 // The cache holds a layer's blocks one after the other. A block holds, for each key/value head, values (KV_BLOCK,
 // head_stride) or keys (head_stride, KV_BLOCK): scores of neighbours lie side by side.
 static size_t head_stride(const Run *r) { return round_up(r->model->config.head_dim, LANES); }
-static size_t block_size(const Run *r) { return mul(r->model->config.n_kv_heads, mul(KV_BLOCK, head_stride(r))); }
 static size_t cache_size(const Run *r) {
-    size_t positions = 0;
-    for (size_t l = 0; l < r->model->config.n_layers; l++) positions = add(positions, slots(r, l));
-    return mul(positions / KV_BLOCK, block_size(r));
+    size_t all = 0;
+    for (size_t l = 0; l < r->model->config.n_layers; l++) all = add(all, slots(r, l));
+    return mul(all, mul(r->model->config.n_kv_heads, head_stride(r)));
 }
 
 // Where a position's block is in layer l's keys and values, for key/value head h.
 static size_t cache_at(const Run *r, size_t l, size_t h, size_t position) {
-    return (r->first_block[l] + position % slots(r, l) / KV_BLOCK) * block_size(r) + h * KV_BLOCK * head_stride(r);
+    size_t block = (r->first_slot[l] + position % slots(r, l)) / KV_BLOCK;
+    return (block * r->model->config.n_kv_heads + h) * KV_BLOCK * head_stride(r);
 }
 
 // How many of the first `same` tokens may stay in the cache: all, or none if later ones took what a window needs.
@@ -642,10 +641,9 @@ static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, T = r->chunk, blocks = r->context / KV_BLOCK + 1, end = 0;
     r->q_rows = group > Q_ROWS ? group : Q_ROWS;
-    size_t rows = mul((size_t)omp_get_max_threads(), r->q_rows), parts = T > blocks ? T : blocks;
+    size_t head = head_stride(r), rows = mul((size_t)omp_get_max_threads(), r->q_rows), parts = T > blocks ? T : blocks;
     size_t dim = stride(c->dim), hidden_dim = stride(c->hidden_dim), q_dim = stride(mul(c->n_heads, c->head_dim));
     size_t kv_dim = stride(mul(c->n_kv_heads, c->head_dim)), angles = mul(c->n_rope_tables, c->rope_dim / 2);
-    size_t head = head_stride(r);
 #define LAY(type, name, rows, columns)                                                                                 \
     if (block) r->name = (void *)(block + end);                                                                        \
     end = round_up(add(end, mul(mul(rows, columns), sizeof(type))), 64);
@@ -653,12 +651,12 @@ static size_t lay_out(Run *r, char *block) {
     return end;
 }
 
+// A run with an empty cache for `context` positions, to be freed by its block.
 static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t logit_rows) {
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
     r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
-    for (size_t l = 1; l < m->config.n_layers; l++)
-        r->first_block[l] = r->first_block[l - 1] + slots(r, l - 1) / KV_BLOCK;
+    for (size_t l = 1; l < m->config.n_layers; l++) r->first_slot[l] = r->first_slot[l - 1] + slots(r, l - 1);
 }
 
 // Sine and cosine of x >= 0, in double and without libm, so that they are the same everywhere: x = n pi / 2 + r with
@@ -769,14 +767,14 @@ static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t
 }
 
 // One block of positions, for the queries of T tokens from t0 on that share key/value head h of layer l: the weighted v
-// of those that each token sees, merged into the totals from row `to` on.
+// of those that each token sees, merged into the totals (n_kv_heads, parts, heads that share one) from row `to` on.
 static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T, size_t to) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), at = cache_at(r, l, h, start), step;
     size_t row = (size_t)omp_get_thread_num() * r->q_rows;
     float *weights = r->weights + row * KV_BLOCK, *part = r->part + row * n;
     Softmax *sum = r->part_sum + row;
-    weigh(weights, r->tile + row * n, n, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);  // keys are transposed
+    weigh(weights, r->queries + row * n, c->head_dim, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);  // scores
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
         size_t high = min_size(end - min_size(end, start), KV_BLOCK), low = min_size(old - min_size(old, start), high);
@@ -784,10 +782,7 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
         step = whole ? T * group - q : group;
         for (size_t i = q; i < q + step; i++) sum[i] = softmax(c, weights + i * KV_BLOCK, (int)low, (int)high);
         weigh(part + q * n, weights + q * KV_BLOCK + low, KV_BLOCK, r->v_cache + at + low * n, n, high - low, step);
-        for (size_t i = q, to_head; i < q + step; i++) {
-            to_head = (to + i / group) * c->n_heads + h * group + i % group;
-            merge(r->total + to_head * n, &r->sum[to_head], part + i * n, sum[i], n);
-        }
+        for (size_t i = q; i < q + step; i++) merge(r->total + (to + i) * n, &r->sum[to + i], part + i * n, sum[i], n);
     }
 }
 
@@ -797,35 +792,34 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), threads = (size_t)omp_get_num_threads();
-    size_t row = (size_t)omp_get_thread_num() * r->q_rows, q_row = stride(c->n_heads * c->head_dim);
+    float *queries = r->queries + (size_t)omp_get_thread_num() * r->q_rows * n;
+    size_t q_row = stride(c->n_heads * c->head_dim);
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), d = c->head_dim;
     size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - oldest(r, l, 0) / KV_BLOCK : 1;  // that are shared out
     size_t all = (T + tile - 1) / tile * blocks * c->n_kv_heads, each = T == 1 ? 1 + all / threads / 2 : 1;
     for (size_t item; next_item(&item, (all + each - 1) / each);)
         for (size_t i = item * each; i < min_size(item * each + each, all); i++) {
             size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = share / blocks * tile;
-            size_t n_tokens = min_size(tile, T - t0), to = t0 + share % blocks;
+            size_t n_tokens = min_size(tile, T - t0), to = (h * T * blocks + t0 + share % blocks) * group;
             size_t block = oldest(r, l, t0) / KV_BLOCK + share % blocks;
             size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
-            for (size_t q = 0; q < n_tokens * group; q++) {
-                size_t head = h * group + q % group, to_head = (to + q / group) * c->n_heads + head;
-                memcpy(r->tile + (row + q) * n, r->q + (t0 + q / group) * q_row + head * d, d * sizeof(float));
-                memset(r->total + to_head * n, 0, n * sizeof(float)), r->sum[to_head] = (Softmax){-INFINITY, 0};
-            }
+            const float *q = r->q + t0 * q_row + h * group * d;
+            for (size_t t = 0; t < n_tokens; t++, q += q_row) memcpy(queries + t * group * d, q, group * d * sizeof *q);
+            memset(r->total + to * n, 0, n_tokens * group * n * sizeof *q);
+            for (size_t j = to; j < to + n_tokens * group; j++) r->sum[j] = (Softmax){-INFINITY, 0};
             for (; block <= last; block++) attend(r, l, h, block * KV_BLOCK, t0, n_tokens, to);
         }
     for (size_t head; next_item(&head, c->n_heads);)
-        for (size_t t = 0, i = head; t < T; t++, i += c->n_heads) {
-            for (size_t b = 1, other = i; b < blocks; b++)
-                other += c->n_heads, merge(r->total + i * n, &r->sum[i], r->total + other * n, r->sum[other], n);
+        for (size_t t = 0, i = head / group * T * blocks * group + head % group; t < T; t++, i += group) {
             float *out = r->attended + t * q_row + head * d, *total = r->total + i * n;
+            for (size_t j = i + group; j < i + blocks * group; j += group)
+                merge(total, &r->sum[i], r->total + j * n, r->sum[j], n);
             for (size_t j = 0; j < d; j++) out[j] = (float)((double)total[j] / r->sum[i].sum);
         }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
-// Row t of x (T, dim) = row `token` of the embedding times embedding_scale; and cosine and sine of position * frequency
-// by each table.
+// Row t of x (T, dim): the token's embedding times embedding_scale; by each table cosine and sine of its angles.
 static void embed(Run *r, size_t t, int token) {
     const Config *c = &r->model->config;
     const float *frequency = r->model->rope_freq->data, scale = (float)c->embedding_scale;
@@ -896,22 +890,20 @@ static void forward(Run *r, const int *tokens, size_t T) {
     r->start = r->position, r->position += T;
 }
 
-// Logits (n, vocab_size) of the n positions from `at` on, which the last call of forward() took. Dies if one is NaN or
-// +infinite; -infinite is fine.
+// Logits (n, vocab_size) of n positions from `at` on, of those that forward() took last; dies at NaN and +infinity.
 static const float *logits_of(Run *r, size_t at, size_t n) {
     const Config *c = &r->model->config;
     const Product p = {r->logits, r->model->classifier, r->model->classifier_bias};
     atomic_store(&drawn, 0);
     #pragma omp parallel
     past = 0, matmul(r->normed + (at - r->start) * stride(c->dim), n, &p, 1);
-    for (size_t i = 0, row = stride(c->vocab_size); i < n * row; i++) {
-        float *logit = r->logits + i;
-        if (c->logit_scale != 1 || c->logit_softcap > 0)
-            *logit = capped((float)((double)*logit * c->logit_scale), (float)c->logit_softcap);
-        if (!(*logit < INFINITY) && i % row < c->vocab_size)
-            die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)", i % row, at + i / row,
-                (double)*logit);
-    }
+    for (size_t i = 0; i < n; i++)
+        for (size_t id = 0; id < c->vocab_size; id++) {
+            float *x = r->logits + i * stride(c->vocab_size) + id;
+            *x = capped((float)((double)*x * c->logit_scale), (float)c->logit_softcap);
+            if (!(*x < INFINITY)) die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)", id,
+                                      at + i, (double)*x);
+        }
     return r->logits;
 }
 
@@ -951,11 +943,9 @@ typedef struct {
     uint32_t word_class, space_class;        // \w and \s of added tokens
     uint32_t compose[2];                     // range of MAP: first code points of pairs, each with its second ones
     uint32_t bytes[256];                     // ids or NONE: what a character without a symbol becomes, byte by byte
-    uint32_t n[N_SECTIONS];                  // rows
+    uint32_t n[N_SECTIONS];                  // rows; of IDS that is the number of ids
     const char *path;                        // from here on not in the file
     const uint32_t *at[N_SECTIONS];          // (n, width)
-    const unsigned char *data;               // DATA
-    size_t n_ids;
     uint16_t *range;                         // (0x110100) row of RANGES of each code point
     uint32_t *symbol;                        // (0x110100) 1 + id of the symbol that it is when merging begins, 0: none
 } Tokenizer;
@@ -1015,11 +1005,13 @@ static bool of_class(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k)
     return i < x->size && classes(t, x->s[i])[k / 32] >> k % 32 & 1;
 }
 
+// Dies when a text has cost more than its budget: no pattern can take for ever.
 static void spend(Encoder *e, size_t n) {
     if (e->budget < n) die("tokenizer %s takes too long on this text (split the text)", e->t->path);
     e->budget -= n;
 }
 
+// Appends the code points of rows [from, to) of MAP.
 static void append_mapped(Encoder *e, Buffer *b, size_t from, size_t to, bool content) {
     for (; from < to; from++, spend(e, 1))
         append(b, &(Char){e->t->at[MAP][EDGE * from + 1] & 0x1FFFFF, content}, sizeof(Char));
@@ -1205,19 +1197,21 @@ static void decode_end(Decoder *d, Buffer *out) { append(out, d->held, d->n_held
 
 // Appends what an id adds to the text; of a character that is not complete, nothing yet.
 static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Buffer *out) {
-    if (id < 0 || (size_t)id >= t->n_ids) return;
+    if (id < 0 || (size_t)id >= t->n[IDS]) return;
     const uint32_t *row = row_of(t, (uint32_t)id);
+    const unsigned char *bytes = (const void *)t->at[DATA];
     for (uint32_t i = row[0]; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
-        bool drop = t->data[i] == ' ' && d->stripped < t->strip;
+        bool drop = bytes[i] == ' ' && d->stripped < t->strip;
         d->stripped = (t->strip == NONE ? i + 1 == row[1] : !drop) ? NONE : d->stripped + drop;
         if (drop) continue;
-        if ((t->data[i] & 0xC0) != 0x80) decode_end(d, out);
-        d->held[d->n_held++] = t->data[i];
+        if ((bytes[i] & 0xC0) != 0x80) decode_end(d, out);
+        d->held[d->n_held++] = bytes[i];
         if (d->n_held >= utf8_length(d->held[0])) decode_end(d, out);
     }
     if (row[2] & RESTART) decode_end(d, out), *d = (Decoder){0};
 }
 
+// Dies unless what a tokenizer's file holds is good.
 static void sound(const Tokenizer *t, bool good, const char *what) {
     if (!good) die("tokenizer %s has a bad %s (it is damaged or of another version: export it again)", t->path, what);
 }
@@ -1225,7 +1219,7 @@ static void sound(const Tokenizer *t, bool good, const char *what) {
 // Checks the numbers in n rows of these columns, and that ranges of EDGES follow each other and have keys that ascend.
 static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at, size_t n) {
     static const char known[] = ".inukposdem";
-    const size_t limits[] = {SIZE_MAX, t->n_ids, t->n_ids + 1, 0x110100, 64, t->n[CODE], N_OPS, N_STEPS,
+    const size_t limits[] = {SIZE_MAX, t->n[IDS], t->n[IDS] + 1ul, 0x110100, 64, t->n[CODE], N_OPS, N_STEPS,
                              t->n[DATA] + 1ul, t->n[EDGES] + 1ul, t->n[MAP] + 1ul};
     const uint32_t *edges = t->at[EDGES];
     for (size_t c = 0, width = strlen(kinds); c < width; c++)
@@ -1258,18 +1252,18 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     sound(t, f.size < NONE / 2 && longest <= 512, "size or longest piece, if it is a tokenizer");
     append(&data, f.data, f.size), append(&edges, space, sizeof space);  // one more row, so that there is one
     for (uint32_t b = 0; b < 256; b++) append(&data, &b, 1), t->bytes[b] = b + 3;
-    for (uint32_t at = 4, id = 0; at < size; at += n, t->n_ids = ++id) {
+    for (uint32_t at = 4, id = 0; at < size; at += n, t->n[IDS] = ++id) {
         memcpy(&score, data.data + at, 4), memcpy(&n, data.data + at + 4, 4), at += 8;
         sound(t, at <= size && n <= longest && n <= size - at && score == score, "piece, if it is a tokenizer");
         score = 0.0f - score, memcpy(&bits, &score, 4);  // make a rank that falls as the score rises
         append(&pieces, &(Piece){data.data + at, n, id, bits >> 31 ? ~bits : bits | 1u << 31}, sizeof(Piece));
         uint32_t byte = id - 3, from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
-        append(&ids, (uint32_t[ID]){from, end, ALONE | (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
+        append(&ids, (uint32_t[ID]){from, end, (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
     }
-    sound(t, t->n_ids >= 259, "number of pieces, if it is a tokenizer");
+    sound(t, t->n[IDS] >= 259, "number of pieces, if it is a tokenizer");
     Piece *first = AS(Piece, pieces), *last = first;
-    qsort(first, t->n_ids, sizeof *first, compare_pieces);
-    for (Piece *p = first; p < first + t->n_ids; p++)  // of equal ones the lowest id
+    qsort(first, t->n[IDS], sizeof *first, compare_pieces);
+    for (Piece *p = first; p < first + t->n[IDS]; p++)  // of equal ones the lowest id
         if (compare_pieces(last, p)) *++last = *p;
         else if (p->id < last->id) *last = *p;
     for (const Piece *p = first, *right; p <= last; p++) {
@@ -1281,12 +1275,11 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
             Piece rest = {.s = q->s + p->n, .n = q->n - p->n};
             if (!(right = bsearch(&rest, first, (size_t)(last - first) + 1, sizeof rest, compare_pieces))) continue;
             append(&edges, (uint32_t[EDGE]){right->id, q->id, q->rank}, 4 * EDGE), left[4]++;
-            left[2] &= ~0u ^ ALONE, AS(uint32_t, ids)[ID * (size_t)right->id + 2] &= ~0u ^ ALONE;
         }
         qsort(AS(uint32_t, edges) + EDGE * (size_t)left[3], left[4] - left[3], 4 * EDGE, compare_keys);
     }
     t->at[IDS] = AS(uint32_t, ids), t->at[EDGES] = AS(uint32_t, edges), t->at[MAP] = space, t->at[RANGES] = ranges;
-    t->at[CODE] = code, t->at[STEPS] = steps, t->at[POST] = &bos, t->data = data.data;
+    t->at[CODE] = code, t->at[STEPS] = steps, t->at[POST] = &bos, t->at[DATA] = AS(uint32_t, data);
     t->strip = t->n_before = t->n[POST] = 1, free(pieces.data), free(chars.data);
 }
 
@@ -1301,7 +1294,6 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
     sound(t, t->version == 3, "version");
     for (int k = 0; k < N_SECTIONS; at += t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k])), k++)
         t->at[k] = (const void *)(f.data + at);
-    t->n_ids = t->n[IDS], t->data = (const void *)t->at[DATA];
     sound(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
     for (int k = 0; k < N_SECTIONS; k++) check_rows(t, columns[k], t->at[k], t->n[k]);
     check_rows(t, "nkk.m", &t->unk, 1), check_rows(t, "n", t->bytes, 256);
@@ -1483,11 +1475,11 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
     if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)", base);
     tokenizer_load(t, path);
     size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
-    if (o->model && ((hash && t->hash && t->hash != hash) || t->n_ids > rows))
+    if (o->model && ((hash && t->hash && t->hash != hash) || t->n[IDS] > rows))
         die("%s (%zu ids, fingerprint %zu) does not fit %s (%zu rows, fingerprint %zu) (name its own with -z)",
-            path, t->n_ids, (size_t)t->hash, base, rows, hash);
-    if (t->n_ids < rows && !(hash && t->hash))
-        fprintf(stderr, "run: note: %s has %zu ids, %s %zu rows (-z names another)\n", path, t->n_ids, base, rows);
+            path, (size_t)t->n[IDS], (size_t)t->hash, base, rows, hash);
+    if (t->n[IDS] < rows && !(hash && t->hash))
+        fprintf(stderr, "run: note: %s has %u ids, %s %zu rows (-z names another)\n", path, t->n[IDS], base, rows);
 }
 
 // Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
@@ -1508,7 +1500,7 @@ static bool next_turn(const Options *o, Buffer *talk) {
 
 // The prompt of -i, -f or -I ("1 2 3"), where one is needed and it is empty BOS; of -m chat --ids the conversation.
 static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m) {
-    size_t vocab_size = o->model ? m->config.vocab_size : t->n_ids, turns = 0;
+    size_t vocab_size = o->model ? m->config.vocab_size : t->n[IDS], turns = 0;
     Prompt p = {.ids = allocate(o->ids ? strlen(o->ids) : 0, sizeof *p.ids, "the prompt")};
     Buffer chars = {0}, talk = {0};
     if (o->mode == CHAT) {
@@ -1720,7 +1712,7 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
                w->columns, types[w->type], low, high, sqrt(squares / (double)finite), n - finite);
         bad += n - finite;
     }
-    if (t->n_ids) printf("\ntokenizer %s: %zu ids, fingerprint %zu\n", t->path, t->n_ids, (size_t)t->hash);
+    if (t->n[IDS]) printf("\ntokenizer %s: %u ids, fingerprint %zu\n", t->path, t->n[IDS], (size_t)t->hash);
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
     printf("  weights %zu bytes, cache %zu, the rest %zu, together %zu\n", file, cache, run - cache, add(file, run));
     print("", 0);
@@ -1783,8 +1775,7 @@ static void parse_options(Options *o, int argc, char **argv) {
 
 // Sets the mode; ends the program if the options do not go together.
 static void check_options(Options *o) {
-    static const char *const names[] = {"generate", "chat", "tokenize", "detokenize", "logits", "hidden", "perplexity",
-                                        "check"};
+    const char *names[] = {"generate", "chat", "tokenize", "detokenize", "logits", "hidden", "perplexity", "check"};
     while (strcmp(o->mode_name, names[o->mode]))
         if (++o->mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode_name);
     bool binary = o->mode == LOGITS || o->mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");

@@ -513,6 +513,17 @@ def test_not_a_number_among_the_logits(tmp_path):
     refused(1, tmp_path / "m.bin", "-m", "perplexity", "-I", "5 6 7")
 
 
+@pytest.mark.parametrize("mode", ["logits", "perplexity"])
+def test_not_a_number_in_one_row(tmp_path, mode):
+    c = config()
+    t = checkpoint.tensors(c)
+    t["token_embedding"][7, 3] = np.nan
+    c["tied"], t["classifier"] = 0, np.zeros_like(t["token_embedding"])
+    write(tmp_path / "m.bin", c, t)
+    done = run(tmp_path / "m.bin", "-m", mode, "-I", "5 6 7 8")
+    assert done.returncode == 1 and b"at position 2 is " in done.stderr and done.stderr.count(b"\n") == 1, done
+
+
 def test_infinite_logits(tmp_path):
     """-infinity is probability 0, +infinity an error."""
     for value, code in ((np.float32(3e38), 1), (np.float32(-3e38), 0)):

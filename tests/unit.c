@@ -484,7 +484,7 @@ static void test_forward(Model model) {
     for (size_t i = 0; i < 5; i++) {
         Run r;
         new_run(&r, m, 90, chunks[i], 1);
-        const float *arrays[] = {r.x, r.normed, r.branch, r.q, r.attended, r.k, r.v, r.gate, r.up, r.tile, r.total,
+        const float *arrays[] = {r.x, r.normed, r.branch, r.q, r.attended, r.k, r.v, r.gate, r.up, r.queries, r.total,
                                  r.logits, r.k_cache, r.v_cache};
         for (size_t a = 0; a < sizeof arrays / sizeof *arrays; a++) EXPECT((uintptr_t)arrays[a] % 64 == 0,
                 "array %zu is not aligned", a);
