@@ -897,10 +897,11 @@ static const float *logits_of(Run *r, size_t at, size_t n) {
     atomic_store(&drawn, 0);
     #pragma omp parallel
     past = 0, matmul(r->normed + (at - r->start) * stride(c->dim), n, &p, 1);
+    bool scaled = c->logit_scale != 1 || c->logit_softcap > 0;
     for (size_t i = 0; i < n; i++)
         for (size_t id = 0; id < c->vocab_size; id++) {
             float *x = r->logits + i * stride(c->vocab_size) + id;
-            *x = capped((float)((double)*x * c->logit_scale), (float)c->logit_softcap);
+            if (scaled) *x = capped((float)((double)*x * c->logit_scale), (float)c->logit_softcap);
             if (!(*x < INFINITY)) die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)", id,
                                       at + i, (double)*x);
         }
@@ -1258,7 +1259,7 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
         score = 0.0f - score, memcpy(&bits, &score, 4);  // make a rank that falls as the score rises
         append(&pieces, &(Piece){data.data + at, n, id, bits >> 31 ? ~bits : bits | 1u << 31}, sizeof(Piece));
         uint32_t byte = id - 3, from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
-        append(&ids, (uint32_t[ID]){from, end, (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
+        append(&ids, (uint32_t[ID]){from, end, ALONE | (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
     }
     sound(t, t->n[IDS] >= 259, "number of pieces, if it is a tokenizer");
     Piece *first = AS(Piece, pieces), *last = first;
@@ -1275,6 +1276,7 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
             Piece rest = {.s = q->s + p->n, .n = q->n - p->n};
             if (!(right = bsearch(&rest, first, (size_t)(last - first) + 1, sizeof rest, compare_pieces))) continue;
             append(&edges, (uint32_t[EDGE]){right->id, q->id, q->rank}, 4 * EDGE), left[4]++;
+            left[2] &= ~0u ^ ALONE, AS(uint32_t, ids)[ID * (size_t)right->id + 2] &= ~0u ^ ALONE;
         }
         qsort(AS(uint32_t, edges) + EDGE * (size_t)left[3], left[4] - left[3], 4 * EDGE, compare_keys);
     }
