@@ -185,6 +185,8 @@ def replacing(path, source=None):
     inputs = [source, *(file for file in files if file.suffix in read and file.exists())]
     if source and (path.is_dir() or path.exists() and any(path.samefile(file) for file in inputs)):
         fail(f"{path} is a folder or of the source itself (give another name)")
+    if not path.parent.is_dir():
+        fail(f"{path.parent} is no folder (make it, or give another name)")
     path = Path(os.path.realpath(path) if os.path.isdir(path) else path)  # a link to a file is replaced, not the file
     if path.exists() and not (path.is_file() or path.is_dir()):
         fail(f"{path} is a device or FIFO (give a file's name)")
@@ -1015,8 +1017,9 @@ def read_sentencepiece(path):
         proto = sentencepiece_model_pb2.ModelProto.FromString(Path(path).read_bytes())
         tokenizer = SentencePieceProcessor(str(path))
     kinds, normalizer, trainer = proto.SentencePiece, proto.normalizer_spec, proto.trainer_spec
-    for name, bad in {"a model other than BPE": trainer.model_type != trainer.BPE,
-                      "a normalizer map": normalizer.precompiled_charsmap,
+    if trainer.model_type != trainer.BPE:
+        fail(f"{path} is not a BPE model (run.c has BPE)")
+    for name, bad in {"a normalizer map": normalizer.precompiled_charsmap,
                       "remove_extra_whitespaces": normalizer.remove_extra_whitespaces,
                       "escape_whitespaces off": not normalizer.escape_whitespaces,
                       "treat_whitespace_as_suffix": trainer.treat_whitespace_as_suffix,
@@ -1439,7 +1442,8 @@ def export(source, path, bf16=False):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="export.py", description=__doc__.splitlines()[0])
+    usage = "SOURCE model.bin [--bf16], --tokenizer SOURCE tokenizer.bin, or --hf DIR model.bin [--from SOURCE]"
+    parser = argparse.ArgumentParser("export.py", f"export.py {usage}", __doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", metavar="SOURCE model.bin", help="what to read, what to write")
     parser.add_argument("--bf16", action="store_true", help="store the matrices as bfloat16, if that changes nothing")
     parser.add_argument("--tokenizer", action="store_true", help="SOURCE tokenizer.bin: write the tokenizer only")
@@ -1447,8 +1451,7 @@ def main(arguments=None):
     parser.add_argument("--from", metavar="SOURCE", dest="tokenizer_source", help="with --hf: whose tokenizer to copy")
     a = parser.parse_args(arguments)
     if len(a.paths) != (1 if a.hf else 2) or bool(a.hf) + a.tokenizer + a.bf16 > 1 or a.tokenizer_source and not a.hf:
-        parser.error("SOURCE model.bin [--bf16], --tokenizer SOURCE tokenizer.bin, or --hf DIR model.bin [--from "
-                     "SOURCE]")
+        parser.error("these arguments do not go together")
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda number, _: sys.exit(128 + number))
