@@ -417,16 +417,20 @@ static float weight(const Tensor *t, size_t i) {
 
 // Weights are multiplied in panels of about PANEL rows, and K_BLOCK elements at a time, whose sums are added.
 enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
+_Static_assert(BLOCKS >= 6, "tile() keeps the sums of up to 6 tokens, or of BLOCKS blocks of one");
+
+// One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight of such short rows at a time would not keep
+// the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
+INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
 
 // out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16) of T tokens and R rows. T and R are
 // constants, the T * R sums live in registers: a vector of x serves R rows, a vector of w T tokens. Element k of row r
 // is at w[r * row + k / 16 * step + k % 16]. ahead (a constant): the next R rows are fetched from memory meanwhile.
-// n is at most K_BLOCK. One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight of such short rows at a
-// time would not keep the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
+// n is at most K_BLOCK, row by row BLOCKS of them.
 INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
     Vec acc[BLOCKS][8][PARTS];  // of each token, or of each block of one
-    const bool whole = T == 1 && type == BF16;
+    const bool whole = row_by_row(T, type);
     const size_t side = whole ? 1 : R, blocks = whole ? (n - 1) / K_BLOCK + 1 : 1;
     const size_t later = whole ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
     for (size_t r0 = 0; r0 < R; r0 += side)
@@ -471,7 +475,7 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool 
 // A matrix is taken in panels of about PANEL rows, more where each is read alone, and about as many for each thread:
 // their number, and the rows of one.
 static size_t panels(const Tensor *w, size_t T, size_t *rows) {
-    size_t threads = (size_t)omp_get_num_threads(), about = T == 1 && w->type == BF16 ? 4 * PANEL : PANEL;
+    size_t threads = (size_t)omp_get_num_threads(), about = row_by_row(T, w->type) ? 4 * PANEL : PANEL;
     size_t n = w->rows / about / threads * threads;
     *rows = round_up((w->rows - 1) / (n ? n : threads) + 1, 8);
     return (w->rows - 1) / *rows + 1;
@@ -502,7 +506,7 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
         for (; panel >= (here = panels(p->w, T, &rows)); p++) panel -= here;
         const Tensor *w = p->w;
         size_t first = panel * rows, last = min_size(first + rows, w->rows);
-        size_t most = T == 1 && w->type == BF16 && (last - first) % group == 0 ? BLOCKS * K_BLOCK : K_BLOCK;
+        size_t most = row_by_row(T, w->type) && (last - first) % group == 0 ? BLOCKS * K_BLOCK : K_BLOCK;
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(most, (n - k) / LANES * LANES);
             for (size_t i = 0; i < n_tiles; i++)
