@@ -51,14 +51,9 @@ __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, con
 #define die(...) fail(1, __VA_ARGS__)          // bad data or failed input and output: what is wrong (what to do)
 #define usage_error(...) fail(2, __VA_ARGS__)  // a wrong command line
 // Size arithmetic that cannot wrap.
-static size_t mul(size_t a, size_t b) {
-    if (__builtin_mul_overflow(a, b, &a)) die("a size overflows 64 bits: %zu times more (the file is damaged)", b);
-    return a;
-}
-static size_t add(size_t a, size_t b) {
-    if (__builtin_add_overflow(a, b, &a)) die("a size overflows 64 bits: %zu bytes more (the file is damaged)", b);
-    return a;
-}
+static size_t overflow(size_t n) { die("a size overflows 64 bits at %zu more (the file is damaged)", n); }
+static size_t mul(size_t a, size_t b) { return __builtin_mul_overflow(a, b, &a) ? overflow(b) : a; }
+static size_t add(size_t a, size_t b) { return __builtin_add_overflow(a, b, &a) ? overflow(b) : a; }
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t round_up(size_t a, size_t unit) { return add(a, unit - 1) / unit * unit; }
 
@@ -156,6 +151,12 @@ INLINE Quad sum_lanes(Vec lanes[TILE_R][PARTS]) {
     Half b = SHUFFLE(h[1], h[3], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(h[1], h[3], 4, 5, 6, 7, 12, 13, 14, 15);
     Half c = SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
     return SHUFFLE(c, c, 0, 2, 4, 6) + SHUFFLE(c, c, 1, 3, 5, 7);
+}
+
+// An unsigned number that rises as x does, the same for -0 and 0.
+INLINE uint32_t ascending(float x) {
+    union { float f; uint32_t u; } bits = {x + 0.0f};
+    return bits.u >> 31 ? ~bits.u : bits.u | 1u << 31;
 }
 
 // c[0] x^(n-1) + ... + c[n-1]
@@ -300,8 +301,7 @@ static const Tensor *take(Model *m, const char *name, int layer, Type type, size
     size_t start = round_up(m->taken, align);
     m->taken = add(start, mul(mul(rows, columns), size_of(type)));
     if (m->taken > m->file.size)
-        die("%s ends early: %s of %zu x %zu would end at byte %zu, the file has %zu (copy or export it again)",
-            m->file.path, name, rows, columns, m->taken, m->file.size);
+        die("%s: %s ends at byte %zu of %zu (copy or export it again)", m->file.path, name, m->taken, m->file.size);
     m->tensors[m->n_tensors] = (Tensor){name, layer, type, rows, columns, m->file.data + start};
     return &m->tensors[m->n_tensors++];
 }
@@ -375,23 +375,22 @@ static void load_llama2c(Model *m, bool version) {
 // Maps a checkpoint and checks it: every size against the file's before anything is used.
 static void load_model(Model *m, const char *path) {
     *m = (Model){.file = map_file(path)};
-    const unsigned char *file = m->file.data;
-    size_t size = m->file.size;
+    const File f = m->file;
     uint32_t word[2] = {0};
-    memcpy(word, file, min_size(sizeof word, size));
+    memcpy(word, f.data, min_size(sizeof word, f.size));
     if (word[0] == LLAMA2C_MAGIC && word[1] != 1)
         die("%s is llama2.c's version %u, supported are the float32 ones, 0 and 1 (export it as one)", path, word[1]);
     if (memcmp(word, "run.c\r\n\x1a", sizeof word)) load_llama2c(m, word[0] == LLAMA2C_MAGIC);
     else {
-        if (size < HEADER_SIZE) die("%s has %zu bytes, a header has %d (copy it again)", path, size, HEADER_SIZE);
-        memcpy(&m->config, file, sizeof m->config), check_config(m);
+        if (f.size < HEADER_SIZE) die("%s has %zu bytes, a header has %d (copy it again)", path, f.size, HEADER_SIZE);
+        memcpy(&m->config, f.data, sizeof m->config), check_config(m);
         for (size_t i = sizeof m->config; i < HEADER_SIZE; i++)
-            if (file[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", path, i, file[i]);
+            if (f.data[i]) die("%s: byte %zu of the header is %d, not 0 (update run.c)", path, i, f.data[i]);
         m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
         if (m->config.config_size) m->taken = add(round_up(m->taken, ALIGNMENT), m->config.config_size);
     }
-    if (m->taken != size)
-        die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, size, m->taken);
+    if (m->taken != f.size)
+        die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, f.size, m->taken);
     check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
 }
@@ -461,8 +460,7 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         }
 }
 
-// The same for any T up to 6, and 8 rows for one token: so many streams of float32 are fast without fetching ahead;
-// rows of bfloat16, half as long, are always fetched.
+// The same for any T up to 6; one token takes 8 rows. Rows of bfloat16, half as long, are always fetched ahead.
 __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
                                             const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
                                             size_t T) {
@@ -472,8 +470,7 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool 
     switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
 }
 
-// A matrix is taken in panels of about PANEL rows, more where each is read alone, and about as many for each thread:
-// their number, and the rows of one.
+// The number of a matrix's panels, about as many for each thread, and their rows: about PANEL, more if read one by one.
 static size_t panels(const Tensor *w, size_t T, size_t *rows) {
     size_t threads = (size_t)omp_get_num_threads(), about = row_by_row(T, w->type) ? 4 * PANEL : PANEL;
     size_t n = w->rows / about / threads * threads;
@@ -669,10 +666,8 @@ static void sine_cosine(double x, double *sine, double *cosine) {
     double n = floor(x * 0x1.45f306dc9c883p-1 + 0.5), s = 0, c = 0;
     double r = fma(n, -0x1.1a62633145c07p-54, fma(n, -0x1.921fb54442d18p0, x)), square = r * r;
     for (int i = 16; i > 0; i -= 2) c = (1 + c) * -square / (i * (i - 1)), s = (1 + s) * -square / (i * (i + 1));
-    s = r + r * s, c = 1 + c;
-    int quadrant = (int)fmod(n, 4);
-    *sine = quadrant == 0 ? s : quadrant == 1 ? c : quadrant == 2 ? -s : -c;
-    *cosine = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
+    const double turned[] = {r + r * s, 1 + c, -(r + r * s), -(1 + c)};  // a quadrant's cosine is the next one's sine
+    *sine = turned[(int)fmod(n, 4)], *cosine = turned[(int)fmod(n + 1, 4)];
 }
 
 // Rotary position embedding (Su et al. 2021) of token t's heads by a table counted from 1 (0: none): each pair (a, b)
@@ -697,8 +692,8 @@ static void norm_heads(const Config *c, float *heads, const Tensor *weight, size
     for (size_t i = 0; w && i < all; i += n) norm(c, heads + i, heads + i, c->qk_norm == 1 ? w : w + i, NULL, n);
 }
 
-// Normalizes and turns queries and keys of layer l, and puts keys and values into the cache: for those of T tokens that
-// are in the i-th stretch of 16 positions, whose keys share lines of the processor's cache.
+// Normalizes and turns q and k of layer l, and puts k and v into the cache, for those of T tokens that are in the i-th
+// stretch of 16 positions (whose keys share lines of the processor's cache).
 static void place(Run *r, size_t l, size_t i, size_t T) {
     const Config *c = &r->model->config;
     const Layer *w = &r->model->layers[l];
@@ -756,8 +751,7 @@ static Softmax softmax(const Config *c, float *p, int low, int high) {
 
 // The first position that token t of the chunk sees.
 static size_t oldest(const Run *r, size_t l, size_t t) {
-    size_t end = r->position + t + 1;
-    return end - min_size(end, r->model->layers[l].window);
+    return r->position + t + 1 - min_size(r->position + t + 1, r->model->layers[l].window);
 }
 
 // Adds what a block of positions gave a query, part (n), to the total of those before (online softmax, Milakov and
@@ -791,14 +785,13 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
 }
 
 // Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
-// Threads share kv heads and tiles of tokens or, for one token, blocks of positions, some neighbours at a time so that
-// each reads a long stretch; these are merged later, in the same order.
+// Threads share kv heads and tiles of tokens or, for one token, stretches of blocks, which are then merged in order.
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), threads = (size_t)omp_get_num_threads();
     float *queries = r->queries + (size_t)omp_get_thread_num() * r->q_rows * n;
-    size_t q_row = stride(c->n_heads * c->head_dim);
-    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4), d = c->head_dim;
+    size_t d = c->head_dim, q_row = stride(c->n_heads * d);
+    size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
     size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - oldest(r, l, 0) / KV_BLOCK : 1;  // that are shared out
     size_t all = (T + tile - 1) / tile * blocks * c->n_kv_heads, each = T == 1 ? 1 + all / threads / 2 : 1;
     for (size_t item; next_item(&item, (all + each - 1) / each);)
@@ -906,8 +899,7 @@ static const float *logits_of(Run *r, size_t at, size_t n) {
         for (size_t id = 0; id < c->vocab_size; id++) {
             float *x = r->logits + i * stride(c->vocab_size) + id;
             if (scaled) *x = capped((float)((double)*x * c->logit_scale), (float)c->logit_softcap);
-            if (!(*x < INFINITY)) die("the logit of id %zu at position %zu is %g (damaged weights? see -m check)", id,
-                                      at + i, (double)*x);
+            if (!(*x < INFINITY)) die("logit %zu at position %zu is %g (see -m check)", id, at + i, (double)*x);
         }
     return r->logits;
 }
@@ -1352,12 +1344,11 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
 }
 
 // ---- the sampler ----------------------------------------------------------------------------------------------------
-typedef struct { float logit, weight; int id; } Candidate;  // weight: proportional to the probability
 typedef struct {
     double temperature, top_k, top_p, min_p, penalty;  // temperature 0: greedy, top_k 0: off
     uint64_t state;                                    // of the generator; begins as the seed
-    Candidate *candidates;                             // (vocab_size)
-    double *weights;                                   // (vocab_size) by id, 0 for what a filter removed
+    float *logits;                                     // (vocab_size) after the penalty
+    double *weights;                                   // (vocab_size) of the draw, 0 for what a filter removed
 } Sampler;
 
 // The next number in [0, 1), uniform in steps of 2^-24, from SplitMix64 (Steele, Lea and Flood 2014). Any seed will do.
@@ -1367,52 +1358,48 @@ static float uniform(uint64_t *state) {
     return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
 }
 
-static bool better(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
-static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c; }
-
-// Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
-// A quickselect: only the side of the pivot on which the goal is reached is looked at again.
-static size_t keep_best(Candidate *c, size_t n, double goal) {
-    size_t low = 0, high = n;  // those before low are kept, their weight is taken off goal
-    for (goal = fmax(goal, DBL_MIN); low < high && goal > 0;) {
-        size_t split = low;
-        double sum = 0;  // weight of those from low to split
-        swap(&c[low + (high - low) / 2], &c[high - 1]);
-        for (size_t i = low; i + 1 < high; i++)
-            if (better(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
-        swap(&c[split], &c[high - 1]);
-        if (sum >= goal) high = split;
-        else goal -= sum + (double)c[split].weight, low = split + 1;
+// Keeps the weights (n) of the best logits: the fewest that add up to goal, at least one, of equal logits the first.
+// Others become 0. A radix select: the worst logit that is kept is found eight bits at a time, by what they add up to.
+static void keep_best(const float *logits, double *weights, size_t n, double goal) {
+    uint32_t worst = 0;
+    goal = fmax(goal, DBL_MIN);
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        double sums[256] = {0};
+        uint32_t bits = 255;
+        for (size_t i = 0; i < n; i++)
+            if ((ascending(logits[i]) ^ worst) >> shift < 256) sums[ascending(logits[i]) >> shift & 255] += weights[i];
+        for (; bits > 0 && sums[bits] < goal; bits--) goal -= sums[bits];
+        worst |= bits << shift;
     }
-    return low;
+    for (size_t i = 0; i < n; i++)
+        if (ascending(logits[i]) == worst && goal > 0) goal -= weights[i];
+        else if (ascending(logits[i]) <= worst) weights[i] = 0;
 }
 
 // Picks the id that follows n ids from its logits (vocab_size). A tie goes to the lower id.
 static int sample(Sampler *s, const float *logits, size_t vocab_size, const int *ids, size_t n) {
-    Candidate *c = s->candidates;
-    size_t picked = 0, kept = vocab_size;
-    double total = 0, left = 0, passed = 0;
-    for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
+    size_t picked = 0;
+    double total = 0, left = 0, passed = 0, *weights = s->weights;
+    float *x = memcpy(s->logits, logits, vocab_size * sizeof *x);
     // The repetition penalty (Keskar et al. 2019), once for each id: positive logits are divided, others multiplied.
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
     for (const int *id = ids; id < ids + n; id++)
-        c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
-    for (size_t i = 0; i < vocab_size; i++) if (c[i].logit > c[picked].logit) picked = i;
-    float largest = c[picked].logit;
+        x[*id] = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
+    for (size_t i = 0; i < vocab_size; i++) if (x[i] > x[picked]) picked = i;
+    double largest = (double)x[picked];
     if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     if (s->temperature == 0) return (int)picked;
-    if (s->top_k > 0) kept = keep_best(c, kept, s->top_k);  // weights are 1 as yet
-    for (size_t i = 0; i < kept; total += (double)c[i++].weight)
-        c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
-    if (s->top_p < 1) kept = keep_best(c, kept, s->top_p * total);  // Holtzman et al. 2019
-    memset(s->weights, 0, vocab_size * sizeof *s->weights);
-    for (size_t i = 0; i < kept; i++)  // min-p is a share of the largest, which is 1
-        if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
+    for (size_t i = 0; i < vocab_size; i++) weights[i] = 1;
+    if (s->top_k > 0) keep_best(x, weights, vocab_size, s->top_k);
+    for (size_t i = 0; i < vocab_size; total += weights[i++])
+        weights[i] *= (double)fast_exp((float)(((double)x[i] - largest) / s->temperature));
+    if (s->top_p < 1) keep_best(x, weights, vocab_size, s->top_p * total);  // Holtzman et al. 2019
+    for (size_t i = 0; i < vocab_size; left += weights[i++])
+        if (weights[i] < s->min_p) weights[i] = 0;  // a share of the largest, which is 1
     // One number is drawn, and the ids are walked in order until their weights pass that share of what is left.
-    for (size_t i = 0; i < vocab_size; i++) left += s->weights[i];
     double stop = (double)uniform(&s->state) * left;
     for (size_t i = 0; i < vocab_size && passed <= stop; i++)
-        if (s->weights[i] > 0) passed += s->weights[i], picked = i;
+        if (weights[i] > 0) passed += weights[i], picked = i;
     return (int)picked;
 }
 
@@ -1635,7 +1622,7 @@ static void run_session(Session *x, const Options *o, const Model *m, const Toke
     append(&x->ends, data_of(m->eos_ids), m->config.n_eos * sizeof(int));
     if (chats) append(&x->ends, t->at[ENDS], t->n[ENDS] * sizeof(int));
     new_run(&x->run, m, context, (size_t)o->chunk, 1);
-    x->sampler.candidates = allocate(vocab_size, sizeof *x->sampler.candidates, "the sampler");
+    x->sampler.logits = allocate(vocab_size, sizeof *x->sampler.logits, "the sampler");
     x->sampler.weights = allocate(vocab_size, sizeof *x->sampler.weights, "the sampler");
     append_tokens(&x->out, x->t, &x->decoder, p->ids, p->n, false);
     if (x->t && p->text.size) decode_end(&x->decoder, &x->out), print_from(&p->text, 0);  // text as it was given
@@ -1840,8 +1827,7 @@ int main(int argc, char **argv) {
     if (has_text || (o.mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
     if (o.mode == CHECK) return check(&o, &m, &t), 0;
     if (o.mode == CHAT && t.n[TURNS] < 16)
-        die("%s has no chat format: the model has no chat template, or export.py said what is wrong with it "
-            "(-m generate takes a whole prompt in -i, special tokens included)", t.path);
+        die("%s has no chat format, as no template was exported (-m generate takes a whole prompt in -i)", t.path);
     if (o.system && t.n[TURNS] < 32) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
     Prompt p = read_prompt(&o, &t, &m);
     if (o.mode == LOGITS || o.mode == HIDDEN || o.mode == PERPLEXITY) evaluate(&o, &m, &p);
