@@ -114,7 +114,6 @@ enum { LANES = 16, WIDTH = 16, PARTS = LANES / WIDTH, TILE_T = 6, TILE_R = 4 };
 #else
 enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #endif
-_Static_assert(TILE_T > 2 && TILE_T <= 6, "tiles of 1 to 6 tokens, and none of one where T is larger");
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -182,8 +181,7 @@ INLINE float fast_exp(float x) {
 // ---- the checkpoint -------------------------------------------------------------------------------------------------
 // One flat little-endian file, used in place. These tables are its specification; loading and `-m check` follow them.
 // Header: 64 slots of 8 bytes. Slot 0 is the magic "run.c\r\n\x1a"; then one field a slot in the order of HEADER, as
-// uint64 (COUNT), int64 (INT) or float64 (REAL), with the smallest and largest value that this program supports (others
-// that are described belong to the format and are refused); the slots left are 0.
+// uint64 (COUNT), int64 (INT) or float64 (REAL), with the least and largest value supported; the slots left are 0.
 #define HEADER(COUNT, INT, REAL)                                                                                       \
     COUNT(version, 1, 1) COUNT(weight_type, 0, 1) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
     COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
@@ -339,14 +337,17 @@ static void take_tensors(Model *m, const char *only, size_t align) {
 
 // llama2.c's float32 files: version 0 begins with seven int32, version 1 with a magic and a header of 256 bytes. A kind
 // of tensor is stored for all layers in a row; adjacent elements are rotated together; eps is 1e-5, theta 10000, BOS 1.
-enum { LLAMA2C_MAGIC = 0x616b3432, LLAMA2C_HEADER = 256 };
-static void load_llama2c(Model *m, bool version) {
+static void load_llama2c(Model *m) {
     static const int32_t end_ids[2] = {1, 2};
+    uint32_t start[10] = {0};
+    memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
+    bool version = start[0] == 0x616b3432;
+    uint32_t *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
+    if (version && start[1] != 1)
+        die("%s is llama2.c's version %u, supported are 0 and 1, float32 (export it as one)", m->file.path, start[1]);
     const char *at = version ? "attention_norm ffn_norm final_norm token_embedding wq wk wv wo w1 w2 w3 classifier "
                              : "token_embedding attention_norm wq wk wv wo ffn_norm w1 w2 w3 final_norm - classifier ";
     Config *c = &m->config;
-    uint32_t start[10] = {0}, *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
-    memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
     bool tied = version ? start[9] & 255 : h[5] <= INT_MAX;  // version 0: a negative vocab_size means untied
     if (!version && !tied) h[5] = -h[5];
     for (int i = 0; i < 7; i++)
@@ -358,7 +359,7 @@ static void load_llama2c(Model *m, bool version) {
         .rope_pairs = 1, .n_rope_tables = 1, .bos_id = 1, .n_eos = 2, .rms_norm_eps = 1e-5, .rope_theta = 1e4,
         .rope_attention_factor = 1, .rope_attention_factor_local = 1, .attention_scale = 1 / sqrt((double)head_dim),
         .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1};
-    check_config(m), m->taken = version ? LLAMA2C_HEADER : 7 * sizeof *h;
+    check_config(m), m->taken = version ? 256 : 7 * sizeof *h;
     for (; *at; at = strchr(at, ' ') + 1)
         if (*at != '-') take_tensors(m, at, 4);
         else m->taken = add(m->taken, mul(mul(c->seq_len, head_dim), 4));  // sine and cosine tables, not needed
@@ -376,11 +377,7 @@ static void load_llama2c(Model *m, bool version) {
 static void load_model(Model *m, const char *path) {
     *m = (Model){.file = map_file(path)};
     const File f = m->file;
-    uint32_t word[2] = {0};
-    memcpy(word, f.data, min_size(sizeof word, f.size));
-    if (word[0] == LLAMA2C_MAGIC && word[1] != 1)
-        die("%s is llama2.c's version %u, supported are the float32 ones, 0 and 1 (export it as one)", path, word[1]);
-    if (memcmp(word, "run.c\r\n\x1a", sizeof word)) load_llama2c(m, word[0] == LLAMA2C_MAGIC);
+    if (f.size < 8 || memcmp(f.data, "run.c\r\n\x1a", 8)) load_llama2c(m);
     else {
         if (f.size < HEADER_SIZE) die("%s has %zu bytes, a header has %d (copy it again)", path, f.size, HEADER_SIZE);
         memcpy(&m->config, f.data, sizeof m->config), check_config(m);
@@ -389,8 +386,7 @@ static void load_model(Model *m, const char *path) {
         m->taken = HEADER_SIZE, take_tensors(m, NULL, ALIGNMENT);
         if (m->config.config_size) m->taken = add(round_up(m->taken, ALIGNMENT), m->config.config_size);
     }
-    if (m->taken != f.size)
-        die("%s has %zu bytes, its header implies %zu (copy or export it again)", path, f.size, m->taken);
+    if (m->taken != f.size) die("%s has %zu bytes, its header implies %zu (copy it again)", path, f.size, m->taken);
     check_tables(m);
     if (!m->classifier) m->classifier = m->token_embedding;
 }
@@ -416,17 +412,16 @@ static float weight(const Tensor *t, size_t i) {
 
 // Weights are multiplied in panels of about PANEL rows, and K_BLOCK elements at a time, whose sums are added.
 enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
-_Static_assert(BLOCKS >= 6, "tile() keeps the sums of up to 6 tokens, or of BLOCKS blocks of one");
+_Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6, "tile() has sums of 1 to 6 tokens or BLOCKS blocks of one");
 
 // One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight of such short rows at a time would not keep
 // the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
 INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
 
-// out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16) of T tokens and R rows. T and R are
-// constants, the T * R sums live in registers: a vector of x serves R rows, a vector of w T tokens. Element k of row r
-// is at w[r * row + k / 16 * step + k % 16]. ahead (a constant): the next R rows are fetched from memory meanwhile.
-// n is at most K_BLOCK, row by row BLOCKS of them.
-INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_t x_stride, const void *w, size_t row,
+// out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16, K_BLOCK at most, row by row BLOCKS times
+// that) of T tokens and R rows, both constants: T * R sums live in registers, a vector of x serves R rows, one of w T
+// tokens. Element k of row r is at w[r * row + k / 16 * step + k % 16]. ahead: the next R rows are fetched meanwhile.
+INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
     Vec acc[BLOCKS][8][PARTS];  // of each token, or of each block of one
     const bool whole = row_by_row(T, type);
@@ -440,8 +435,7 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
             UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < side; r++) sum[t][r] = (Vec){0};
             for (size_t k = 0; k < count / LANES; k++) {
                 Vec xv[6];
-                UNROLL for (size_t t = 0; t < T; t++)
-                    xv[t] = load_once(x + t * x_stride + from + k * LANES + p * WIDTH);
+                UNROLL for (size_t t = 0; t < T; t++) xv[t] = load_once(x + t * x_row + from + k * LANES + p * WIDTH);
                 UNROLL for (size_t r = 0; r < side; r++) {
                     Vec wv = load_weights(at, r * row + k * step + p * WIDTH, type);
                     UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
@@ -454,17 +448,17 @@ INLINE void tile(float *out, size_t out_stride, bool more, const float *x, size_
         }
     for (size_t t = 0; t < T + blocks - 1; t++)
         UNROLL for (size_t r = 0; r < R; r += TILE_R) {
-            Quad sums = sum_lanes(acc[t] + r), *to = (Quad *)(out + t % T * out_stride + r);
+            Quad sums = sum_lanes(acc[t] + r), *to = (Quad *)(out + t % T * out_row + r);
             if (more || t >= T) sums += *to;
             *to = sums;
         }
 }
 
 // The same for any T up to 6; one token takes 8 rows. Rows of bfloat16, half as long, are always fetched ahead.
-__attribute__((noinline)) static void tiles(float *out, size_t out_stride, bool more, const float *x, size_t x_stride,
+__attribute__((noinline)) static void tiles(float *out, size_t out_row, bool more, const float *x, size_t x_row,
                                             const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
                                             size_t T) {
-#define TILE(type, ahead, T, R) tile(out, out_stride, more, x, x_stride, w, row, step, type, n, ahead, T, R)
+#define TILE(type, ahead, T, R) tile(out, out_row, more, x, x_row, w, row, step, type, n, ahead, T, R)
 #define TILES(T, R)                                                                                                    \
     case T: type == BF16 ? TILE(BF16, true, T, R) : ahead ? TILE(F32, true, T, R) : TILE(F32, false, T, R); break;
     switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
@@ -1537,8 +1531,7 @@ static size_t number_in(const char *path, const char *format, size_t otherwise) 
 static size_t context_for(const Options *o, const Model *m, size_t fallback, size_t n) {
     size_t seq_len = m->config.seq_len, context = o->context > 0 ? (size_t)o->context : fallback;
     if (context > seq_len) die("a context of %zu is above the model's seq_len %zu (use less)", context, seq_len);
-    if (n > context) die("the prompt has %zu tokens, the context %zu (use a shorter one%s)", n, context,
-                         context < seq_len ? " or a larger -c" : "");
+    if (n > context) die("the prompt has %zu tokens, the context %zu (use less; -c goes to %zu)", n, context, seq_len);
     return context;
 }
 
@@ -1780,8 +1773,7 @@ static void check_options(Options *o) {
     if (o->mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
     if (o->mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
     if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect its output)", o->mode_name);
-    if (binary && to_stdout && isatty(STDOUT_FILENO))
-        usage_error("-m %s writes binary to a terminal (give -o)", o->mode_name);
+    if (binary && to_stdout && isatty(STDOUT_FILENO)) usage_error("-m %s is no text (give -o)", o->mode_name);
 }
 
 // -j, else OMP_NUM_THREADS, else a thread for each core that this process may use, within its share of time.
