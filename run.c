@@ -1,9 +1,8 @@
 /* run.c: inference for LLaMA-style decoders, in one file:  ./run model.bin -i "Once upon a time"
  *
- * It reads from the ground up, main() last; the tables of the checkpoint specify its format. Arrays are row-major; a
- * comment like (T, n_heads, head_dim) is a shape in the names of the header's fields, T the number of tokens that one
- * call of forward() takes. Every sum has one fixed order: the same tokens give the same logits to the last bit. Not
- * here: training, GPUs, quantized weights. */
+ * It reads from the ground up, main() last. Arrays are row-major; a comment like (T, n_heads, head_dim) is a shape in
+ * the names of the header's fields, T the number of tokens that one call of forward() takes. Every sum has one fixed
+ * order: the same tokens give the same logits to the last bit. Not here: training, GPUs, quantized weights. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -123,6 +122,7 @@ enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #define ROLLED _Pragma("GCC unroll 1")  // or gcc takes the elements of a vector apart before it sees the vector
 #endif
 #define SHUFFLE __builtin_shufflevector
+typedef union { float value; uint32_t bits; } Word;
 typedef float Vec __attribute__((vector_size(4 * WIDTH)));
 typedef float Half __attribute__((vector_size(32)));
 typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH)));
@@ -154,8 +154,8 @@ INLINE Quad sum_lanes(Vec lanes[TILE_R][PARTS]) {
 
 // An unsigned number that rises as x does, the same for -0 and 0.
 INLINE uint32_t ascending(float x) {
-    union { float f; uint32_t u; } bits = {x + 0.0f};
-    return bits.u >> 31 ? ~bits.u : bits.u | 1u << 31;
+    uint32_t bits = (Word){.value = x + 0.0f}.bits;
+    return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
 // c[0] x^(n-1) + ... + c[n-1]
@@ -174,8 +174,7 @@ INLINE float fast_exp(float x) {
     float n = shifted - 0x1.8p23f;
     float r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, __builtin_fmaf(n, -0x1.62e4p-1f, clamped));  // ln 2 in two parts
     float p = __builtin_fmaf(r * r, polynomial(taylor, 6, r), r) + 1.0f;
-    union { float f; uint32_t u; } bits = {shifted}, power = {.u = (bits.u + 127) << 23};
-    return x < -87.0f ? 0.0f : p * power.f;
+    return x < -87.0f ? 0.0f : p * (Word){.bits = ((Word){.value = shifted}.bits + 127) << 23}.value;
 }
 
 // ---- the checkpoint -------------------------------------------------------------------------------------------------
@@ -406,8 +405,7 @@ INLINE Vec load_weights(const void *w, size_t i, Type type) {
 // Element i of a tensor of float32 or bfloat16.
 static float weight(const Tensor *t, size_t i) {
     if (t->type == F32) return ((const float *)t->data)[i];
-    union { uint32_t bits; float value; } widened = {(uint32_t)((const uint16_t *)t->data)[i] << 16};
-    return widened.value;
+    return (Word){.bits = (uint32_t)((const uint16_t *)t->data)[i] << 16}.value;
 }
 
 // Weights are multiplied in panels of about PANEL rows, and K_BLOCK elements at a time, whose sums are added.
@@ -418,9 +416,9 @@ _Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6, "tile() has sums of 1 t
 // the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
 INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
 
-// out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16, K_BLOCK at most, row by row BLOCKS times
-// that) of T tokens and R rows, both constants: T * R sums live in registers, a vector of x serves R rows, one of w T
-// tokens. Element k of row r is at w[r * row + k / 16 * step + k % 16]. ahead: the next R rows are fetched meanwhile.
+// out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16, K_BLOCK at most, row by row BLOCKS of it)
+// of T tokens and R rows, both constants: T * R sums live in registers, a vector of x serves R rows, one of w T tokens.
+// Element k of row r is at w[r * row + k / 16 * step + k % 16]. ahead: the next R rows are fetched meanwhile.
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
     Vec acc[BLOCKS][8][PARTS];  // of each token, or of each block of one
@@ -1352,11 +1350,10 @@ static float uniform(uint64_t *state) {
     return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
 }
 
-// Keeps the weights (n) of the best logits: the fewest that add up to goal, at least one, of equal logits the first.
-// Others become 0. A radix select: the worst logit that is kept is found eight bits at a time, by what they add up to.
+// Keeps the weights (n) of the best logits: the fewest that add up to goal, which is above 0; of equal logits the first
+// ones. Others become 0. A radix select: the worst that is kept is found eight bits at a time, by what they add up to.
 static void keep_best(const float *logits, double *weights, size_t n, double goal) {
     uint32_t worst = 0;
-    goal = fmax(goal, DBL_MIN);
     for (int shift = 24; shift >= 0; shift -= 8) {
         double sums[256] = {0};
         uint32_t bits = 255;
@@ -1379,15 +1376,14 @@ static int sample(Sampler *s, const float *logits, size_t vocab_size, const int 
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
     for (const int *id = ids; id < ids + n; id++)
         x[*id] = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
-    for (size_t i = 0; i < vocab_size; i++) if (x[i] > x[picked]) picked = i;
+    for (size_t i = 0; i < vocab_size; weights[i++] = 1) if (x[i] > x[picked]) picked = i;
     double largest = (double)x[picked];
     if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     if (s->temperature == 0) return (int)picked;
-    for (size_t i = 0; i < vocab_size; i++) weights[i] = 1;
     if (s->top_k > 0) keep_best(x, weights, vocab_size, s->top_k);
     for (size_t i = 0; i < vocab_size; total += weights[i++])
         weights[i] *= (double)fast_exp((float)(((double)x[i] - largest) / s->temperature));
-    if (s->top_p < 1) keep_best(x, weights, vocab_size, s->top_p * total);  // Holtzman et al. 2019
+    if (s->top_p < 1) keep_best(x, weights, vocab_size, fmax(s->top_p * total, DBL_MIN));  // Holtzman et al. 2019
     for (size_t i = 0; i < vocab_size; left += weights[i++])
         if (weights[i] < s->min_p) weights[i] = 0;  // a share of the largest, which is 1
     // One number is drawn, and the ids are walked in order until their weights pass that share of what is left.

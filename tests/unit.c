@@ -612,7 +612,7 @@ static void test_keep_best(void) {
             for (best = 0; want[best] > 0;) best++;
             for (size_t i = best; i < n; i++) if (!(want[i] > 0) && logits[i] > logits[best]) best = i;
         }
-        keep_best(logits, weights, n, goal);
+        keep_best(logits, weights, n, fmax(goal, DBL_MIN));
         EXPECT(!memcmp(weights, want, n * sizeof *want), "not the best %zu of %zu, for %g of %g", kept, n, goal, total);
     }
     static const struct { double p, left[3]; } cases[] = {
@@ -620,7 +620,7 @@ static void test_keep_best(void) {
         {1, {0.5, 0.25, 0.25}}};
     for (size_t i = 0; i < 6; i++) {
         double weights[3] = {0.5, 0.25, 0.25};
-        keep_best((const float[3]){2, 1, 1}, weights, 3, cases[i].p);
+        keep_best((const float[3]){2, 1, 1}, weights, 3, fmax(cases[i].p, DBL_MIN));
         EXPECT(!memcmp(weights, cases[i].left, sizeof weights), "top-p %g of 1/2, 1/4, 1/4: %g %g %g", cases[i].p,
                weights[0], weights[1], weights[2]);
     }
