@@ -315,8 +315,7 @@ static void check_tables(const Model *m) {
     for (size_t i = 0; i < m->config.n_rope_tables * (m->config.rope_dim / 2); i++)
         if (!(f[i] >= 0 && f[i] < INFINITY)) die("%s: rope_freq is %g (export it again)", m->file.path, (double)f[i]);
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
-        if (eos[i] < 0 || (size_t)eos[i] >= n)
-            die("%s: end id %d is not in the vocabulary of %zu (export it again)", m->file.path, eos[i], n);
+        if ((size_t)eos[i] >= n) die("%s: end id %d is not below %zu (export it again)", m->file.path, eos[i], n);
 }
 
 // Takes all tensors, in the order of the tables, or, for all layers, the one whose name `only` begins with.
@@ -416,7 +415,7 @@ _Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6, "tile() has sums of 1 t
 // the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
 INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
 
-// out[t][r] = x[t] . w[r], or (more) += that, over n elements (a multiple of 16, K_BLOCK at most, row by row BLOCKS of it)
+// out[t][r] = x[t] . w[r], or (more) += that, over n elements (16, 32, ... K_BLOCK, row by row up to BLOCKS times that)
 // of T tokens and R rows, both constants: T * R sums live in registers, a vector of x serves R rows, one of w T tokens.
 // Element k of row r is at w[r * row + k / 16 * step + k % 16]. ahead: the next R rows are fetched meanwhile.
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
@@ -1546,8 +1545,7 @@ static size_t plan(const Options *o, const Model *m, size_t n) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
         full = context_for(o, m, fits, n);
     }
-    if (wanted > full - n && !all)
-        fprintf(stderr, "run: note: the context of %zu has room for %zu new tokens, not %zu\n", full, full - n, wanted);
+    if (wanted > full - n && !all) fprintf(stderr, "run: note: context %zu has room for %zu tokens\n", full, full - n);
     return min_size(full, n + wanted);
 }
 
@@ -1814,8 +1812,7 @@ int main(int argc, char **argv) {
     if (o.model) load_model(&m, o.model);
     if (has_text || (o.mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
     if (o.mode == CHECK) return check(&o, &m, &t), 0;
-    if (o.mode == CHAT && t.n[TURNS] < 16)
-        die("%s has no chat format, as no template was exported (-m generate takes a whole prompt in -i)", t.path);
+    if (o.mode == CHAT && t.n[TURNS] < 16) die("%s has no chat format (use -m generate with a whole prompt)", t.path);
     if (o.system && t.n[TURNS] < 32) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
     Prompt p = read_prompt(&o, &t, &m);
     if (o.mode == LOGITS || o.mode == HIDDEN || o.mode == PERPLEXITY) evaluate(&o, &m, &p);

@@ -21,7 +21,7 @@ static void answer_request(const Request *q, const int32_t *history, const float
     s.weights = allocate(n, sizeof *s.weights, "weights");
     size_t seen = (size_t)q->history;
     int best = sample(&s, logits, n, history, seen);
-    if (s.temperature == 0) s.weights[best] = 1;
+    for (size_t i = 0; i < n && s.temperature == 0; i++) s.weights[i] = i == (size_t)best;
     s.state = q->seed;
     double total = 0;
     for (size_t i = 0; i < n; i++) total += s.weights[i];
