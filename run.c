@@ -924,8 +924,7 @@ enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
 enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };  // of an id
 
-// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
-// those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
+// Columns of uint32, as check_rows() allows them; d, e, m: ends of ranges of DATA, EDGES, MAP that begin one before.
 static const char *const columns[N_SECTIONS] = {
     [IDS] = ".d..e",       // the bytes that an id decodes to; flags: SPECIAL hidden, ALONE in no pair, at RESTART
                            // decoding begins anew, others of an added token; range of pairs that it is the left one of
@@ -1048,17 +1047,15 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
 static void run_step(Encoder *e, const uint32_t *step, Stretch x);  // takes x through this step and those after it
 // STEP_ADDED: tokens of the trie in EDGES become ids, leftmost-longest.
 static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
-    for (size_t i = 0, end, done = 0; i <= x->size; i = end) {
+    for (size_t i = 0, end = 1, done = 0; i <= x->size; i = end++) {
         const uint32_t *range = step + 6, *edge, *token = NULL;
-        bool content = false;
-        end = i + 1;
-        for (size_t j = i; j < x->size && (edge = find(e, EDGES, range, x->s[j].c)); range = edge + 2) {
+        for (size_t j = i, content = 0; j < x->size && (edge = find(e, EDGES, range, x->s[j].c)); range = edge + 2) {
             content |= x->s[j++].content, spend(e, 1);
             if (edge[1] != NONE && !(content && row_of(e->t, edge[1])[2] & CONTROL)) token = edge + 1, end = j;
         }
+        if (!token && i < x->size) continue;
         uint32_t flags = token ? row_of(e->t, *token)[2] : 0, word = e->t->word_class, space = e->t->space_class;
-        bool within = flags & SINGLE_WORD && (of_class(e, x, i - 1, word) || of_class(e, x, end, word));
-        if (within || (!token && i < x->size)) continue;
+        if (flags & SINGLE_WORD && (of_class(e, x, i - 1, word) || of_class(e, x, end, word))) continue;
         size_t start = flags & LSTRIP && i < done ? done : i;
         while (flags & LSTRIP && start > done && of_class(e, x, start - 1, space)) start--;
         if (done < start) run_step(e, step + STEP, (Stretch){x->s + done, start - done});
@@ -1073,14 +1070,13 @@ static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
 static void split(Encoder *e, const uint32_t *step, const Stretch *x) {
     Buffer piece = {0};
     size_t tries = !(step[3] & 0xC0) ? x->size + 1 : step[3] & 0x40 || x->s == e->text, part[3] = {0};
-    for (size_t kind, last = 2, stop = 0, more = 1; more;) {
+    for (size_t kind, content, last = 2, stop = 0, more = 1; more;) {
         size_t i = part[0] = part[2];
         while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == part[0] && last < 2))) i++;
         more = i < tries, part[1] = more ? i : x->size, part[2] = more ? stop : x->size;
         for (kind = part[0] == part[1]; kind < 1 + more; last = kind++) {
-            bool content = false;
             if (last < 2 && step[3] >> (2 * last + kind) & 1) run_step(e, step + STEP, all_of(piece)), piece.size = 0;
-            for (i = part[kind]; i < part[kind + 1]; i++) content |= x->s[i].content;
+            for (i = part[kind], content = 0; i < part[kind + 1]; i++) content |= x->s[i].content;
             if (step[3] >> (4 + kind) & 1) append_mapped(e, &piece, step[4], step[5], content);
             else append(&piece, x->s + part[kind], (part[kind + 1] - part[kind]) * sizeof *x->s);
         }
@@ -1142,23 +1138,22 @@ static void merge_symbols(Encoder *e) {
 // STEP_MERGE: a piece that the trie in EDGES has as a whole is one id, others begin as their characters' symbols, or
 // byte tokens, or unk, or nothing, and merge up to each that is ALONE. Bit 0: as bytes; bit 1: unks in a row are one.
 static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
-    const Tokenizer *t = e->t;
     const uint32_t *range = step + 6, *edge = NULL;
     bool bytes = step[3] & 1, fuse = step[3] & 2, unknown = false;  // the symbol before is unk
     for (size_t i = 0; i < x->size && (edge = find(e, EDGES, range, x->s[i].c)); i++) range = edge + 2;
     if (edge && edge[1] != NONE) { append(&e->ids, edge + 1, sizeof *edge); return; }
     for (size_t i = 0, n, k; i < x->size; i++) {
-        uint32_t c = x->s[i].c, symbol = t->symbol[c], ids[4] = {symbol - 1};
+        uint32_t c = x->s[i].c, symbol = e->t->symbol[c], ids[4] = {symbol - 1};
         for (n = k = symbol ? 0 : utf8_size(c); k--; c >>= 6)  // without a symbol, n bytes that spell it
-            ids[k] = t->bytes[(unsigned char)(k ? 0x80 | (c & 0x3F) : n > 1 ? 0xF0u << (4 - n) | c : c)];
+            ids[k] = e->t->bytes[(unsigned char)(k ? 0x80 | (c & 0x3F) : n > 1 ? 0xF0u << (4 - n) | c : c)];
         for (k = 0; k < n && !bytes; k++) if (ids[k] == NONE) n = 0, ids[0] = NONE;
         for (k = 0; k == 0 || k < n; k++) {
             uint32_t id = ids[k];
-            if (id == NONE && (t->unk == NONE || (unknown && fuse))) continue;
+            if (id == NONE && (e->t->unk == NONE || (unknown && fuse))) continue;
             bool overtakes = unknown && n && !bytes;  // as byte tokens do with an unk in `tokenizers`
             if (overtakes) AS(Symbol, e->symbols)[e->symbols.size / sizeof(Symbol) - 1].id = id;
-            if ((unknown = overtakes || id == NONE)) id = t->unk;
-            if (!unknown && row_of(t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
+            if ((unknown = overtakes || id == NONE)) id = e->t->unk;
+            if (!unknown && row_of(e->t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
             else append(&e->symbols, &(Symbol){id, 1, 0}, sizeof(Symbol));
         }
     }
@@ -1209,12 +1204,12 @@ static void sound(const Tokenizer *t, bool good, const char *what) {
 
 // Checks the numbers in n rows of these columns, and that ranges of EDGES follow each other and have keys that ascend.
 static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at, size_t n) {
-    static const char known[] = ".inukposdem";
-    const size_t limits[] = {SIZE_MAX, t->n[IDS], t->n[IDS] + 1ul, 0x110100, 64, t->n[CODE], N_OPS, N_STEPS,
-                             t->n[DATA] + 1ul, t->n[EDGES] + 1ul, t->n[MAP] + 1ul};
+    const size_t limits[128] = {
+        ['.'] = SIZE_MAX, ['i'] = t->n[IDS], ['n'] = t->n[IDS] + 1ul, ['u'] = 0x110100, ['k'] = 64, ['p'] = t->n[CODE],
+        ['o'] = N_OPS, ['s'] = N_STEPS, ['d'] = t->n[DATA] + 1ul, ['e'] = t->n[EDGES] + 1ul, ['m'] = t->n[MAP] + 1ul};
     const uint32_t *edges = t->at[EDGES];
     for (size_t c = 0, width = strlen(kinds); c < width; c++)
-        for (size_t i = c, done = 0, limit = limits[strchr(known, kinds[c]) - known]; i < n * width; i += width) {
+        for (size_t i = c, done = 0, limit = limits[(int)kinds[c]]; i < n * width; i += width) {
             sound(t, at[i] + (kinds[c] == 'n') < limit, "number in a section");  // NONE + 1 is 0
             for (size_t k = at[i - (kinds[c] == 'e')], begin = k; k < at[i]; done = ++k)
                 sound(t, k >= done && (k == begin || edges[EDGE * k - EDGE] < edges[EDGE * k]), "order of keys");
@@ -1231,8 +1226,8 @@ static int compare_pieces(const void *a, const void *b) {
 
 static int compare_keys(const void *a, const void *b) { const uint32_t *x = a, *y = b; return (*x > *y) - (*x < *y); }
 
-// Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, int32 length, bytes. Ids 0 to 2 are
-// unk, BOS and EOS, then 256 bytes; a space precedes a text; any two pieces that make a third merge, best score first.
+// Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, no NaN, int32 length, bytes. 0 is unk,
+// 1 BOS, 2 EOS, then 256 bytes follow. A space precedes a text; two pieces that make a third merge, best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     static const uint32_t code[OP] = {OP_MATCH}, space[EDGE] = {0, ' '}, ranges[RANGE] = {0}, bos = 1;
     static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};
@@ -1244,8 +1239,7 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     for (uint32_t b = 0; b < 256; b++) append(&data, &b, 1), t->bytes[b] = b + 3;
     for (uint32_t at = 4, id = 0; at < size; at += n, t->n[IDS] = ++id) {
         memcpy(&score, data.data + at, 4), memcpy(&n, data.data + at + 4, 4), at += 8;
-        bool number = score << 1 <= 0xFFu << 24;  // and no NaN; bits of -0 and 0 make one rank
-        sound(t, at <= size && n <= longest && n <= size - at && number, "piece, if it is a tokenizer");
+        sound(t, n <= longest && at + n <= size && score << 1 <= 0xFFu << 24, "piece, if it is a tokenizer");
         append(&pieces, &(Piece){data.data + at, n, id, score >> 31 ? score - 1 : score ^ INT32_MAX}, sizeof(Piece));
         uint32_t byte = id - 3, from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
         append(&ids, (uint32_t[ID]){from, end, ALONE | (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
@@ -1297,20 +1291,19 @@ static void read_tokenizer(Tokenizer *t, const char *path) {
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
-// The model's template, taken apart. TURNS has 8 blocks of 4 rows; a turn is written by block 4 x (a system prompt is
-// given) + 2 x (a later turn) + (its reply is awaited). Rows 0 to 2 stand for system prompt, message, reply: the text in
-// front, where that ends if the content is empty, what the content loses (what a program matches at its start, a class
-// at its end), bits. Row 3 is how a reply that its program matches is cut instead; awaited: what is no user's message.
+// The model's template, taken apart. TURNS has 8 blocks of 4 rows; a turn takes number 4 (if there is a system prompt)
+// + 2 (if it is a later turn) + 1 (if its reply is awaited). Rows 0 to 2 are for system prompt, message and reply: the
+// text in front, where that ends if the content is empty, what the content loses (at its start what a program matches,
+// at its end a class), bits. Row 3 is for a reply that its program matches; if awaited, it matches no user's messages.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
 static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
-    const uint32_t *rows = t->at[TURNS] + (system ? 16 * PART : 0);
     Encoder e = {.t = t, .budget = 10000000};
     Buffer text = {0}, chars = {0}, given = {(unsigned char *)system, system ? strlen(system) : 0, 0};
     for (size_t i = 0; i / 3 * 2 < n; i++, chars.size = 0) {
-        size_t k = i / 3 * 2, part = i % 3, at = PART * (8ul * (k > 0) + 4ul * (k + 1 == n) + part);
-        const uint32_t *row = rows + at, *cut = part == 2 ? row + PART : row;
+        size_t k = i / 3 * 2, part = i % 3, block = (system ? 4ul : 0) + (k > 0 ? 2ul : 0) + (k + 1 == n);
+        const uint32_t *row = t->at[TURNS] + PART * (4 * block + part), *cut = part == 2 ? row + PART : row;
         const Buffer said = part == 0 ? given : k + part <= n ? messages[k + part - 1] : (Buffer){0};
         if (row[5] & SHOWN || i == 0) append_utf8(t, &chars, said, true);
         Stretch x = all_of(chars);  // then without what the template leaves out
@@ -1319,7 +1312,7 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
         if (start == SIZE_MAX) start = match(&e, &x, row[3], 0), cut = row;
         while (x.size > start && of_class(&e, &x, x.size - 1, cut[4])) x.size--;
         if (start && start <= x.size) x.s += start, x.size -= start;
-        if (i == 0 && row[5] & EMPTY_IS_NONE && !x.size) row = (rows = t->at[TURNS]) + at;
+        if (i == 0 && system && row[5] & EMPTY_IS_NONE && !x.size) system = NULL, row -= 16 * PART;
         if (!(row[5] & SHOWN)) x.size = 0;
         if (part == 1 && k + 1 == n && match(&e, &x, row[2 * PART + 3], 0) != SIZE_MAX)
             die("to the chat template \"%.*s...\" is no user's message (begin otherwise)",
