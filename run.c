@@ -1232,7 +1232,7 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     static const uint32_t code[OP] = {OP_MATCH}, space[EDGE] = {0, ' '}, ranges[RANGE] = {0}, bos = 1;
     static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};
     Buffer data = {0}, ids = {0}, edges = {0}, pieces = {0}, chars = {0};
-    uint32_t size = (uint32_t)f.size, longest = NONE, n, score;
+    uint32_t size = (uint32_t)f.size, longest = NONE, n, score;  // bits of a float; those of -0 and 0 make one rank
     memcpy(&longest, f.data, min_size(f.size, 4));
     sound(t, f.size < NONE / 2 && longest <= 512, "size or longest piece, if it is a tokenizer");
     append(&data, f.data, f.size), append(&edges, space, sizeof space);  // one more row, so that there is one
@@ -1294,7 +1294,7 @@ static void read_tokenizer(Tokenizer *t, const char *path) {
 // The model's template, taken apart. TURNS has 8 blocks of 4 rows; a turn takes number 4 (if there is a system prompt)
 // + 2 (if it is a later turn) + 1 (if its reply is awaited). Rows 0 to 2 are for system prompt, message and reply: the
 // text in front, where that ends if the content is empty, what the content loses (at its start what a program matches,
-// at its end a class), bits. Row 3 is for a reply that its program matches; if awaited, it matches no user's messages.
+// at its end a class), bits. Row 3 cuts a reply that its program matches; if awaited, it names messages to be refused.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
