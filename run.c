@@ -907,8 +907,7 @@ enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
 enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };  // of an id
 
-// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
-// those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
+// Columns of uint32, as check_rows() allows them; d, e, m: ends of ranges of DATA, EDGES, MAP that begin one before.
 static const char *const columns[N_SECTIONS] = {
     [IDS] = ".d..e",       // the bytes that an id decodes to; flags: SPECIAL hidden, ALONE in no pair, at RESTART
                            // decoding begins anew, others of an added token; range of pairs that it is the left one of
@@ -934,15 +933,15 @@ typedef struct {
     uint32_t n[N_SECTIONS];                  // rows; of IDS that is the number of ids
     const char *path;                        // from here on not in the file
     const uint32_t *at[N_SECTIONS];          // (n, width)
-    uint16_t *range;                         // (0x110100) row of RANGES of each code point
-    uint32_t *symbol;                        // (0x110100) 1 + id of the symbol that it is when merging begins, 0: none
+    uint16_t range[0x110100];                // row of RANGES of each code point
+    uint32_t symbol[0x110100];               // 1 + id of the symbol that it is when merging begins, 0: none
 } Tokenizer;
 
 // A code point, or 0x110000 + a byte that begins no character; content: of a chat, where CONTROL tokens are plain text.
 typedef struct { uint32_t c : 31, content : 1; } Char;
 typedef struct { const Char *s; size_t size; } Stretch;  // of a text, or what became of it
 typedef struct { uint32_t pc; size_t least, i; } Choice;  // on at pc from character i, then each before to least
-typedef struct { uint32_t id, span, merged; } Symbol;  // made of `span` symbols; what it makes with the next, or NONE
+typedef struct { uint32_t id, span, merged; } Symbol;  // made of `span` symbols; what it makes with the next
 typedef struct {
     const Tokenizer *t;
     const Char *text;
@@ -951,15 +950,9 @@ typedef struct {
     Buffer choices, symbols, ranks, ids;
 } Encoder;
 
-// How many bytes a character has that begins with this one; 0: none does.
+// How many bytes a character has that begins with this byte, 0: none does; how many spell a Char's c.
 static size_t utf8_length(int c) { return c < 0x80 ? 1 : c < 0xC2 || c > 0xF4 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4; }
-
-// The bytes of a character, or the one above 0x110000. Their number.
-static size_t utf8_encode(uint32_t c, unsigned char *s) {
-    size_t n = c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t k = n; k--; c >>= 6) s[k] = (unsigned char)(k ? 0x80 | (c & 0x3F) : n > 1 ? 0xF0u << (4 - n) | c : c);
-    return n;
-}
+static size_t utf8_size(uint32_t c) { return c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4; }
 
 // Appends the characters of a text in UTF-8. Dies at a byte that begins none and has no token.
 static void append_utf8(const Tokenizer *t, Buffer *b, Buffer text, bool content) {
@@ -968,8 +961,7 @@ static void append_utf8(const Tokenizer *t, Buffer *b, Buffer text, bool content
         size_t length = utf8_length(*s), room = text.size - i;
         uint32_t c = length > 1 ? *s & (0x7Fu >> length) : *s;
         for (k = 1; k < length && k < room && (s[k] & 0xC0) == 0x80; k++) c = c << 6 | (s[k] & 0x3F);
-        if (k != length || (c >= 0xD800 && c <= 0xDFFF) || utf8_encode(c, (unsigned char[4]){0}) != length)
-            c = 0x110000u + *s, k = 1;
+        if (k != length || (c >= 0xD800 && c <= 0xDFFF) || utf8_size(c) != length) c = 0x110000u + *s, k = 1;
         if (c >= 0x110000 && t->bytes[*s] == NONE)
             die("byte %zu of the text, %02X, is not UTF-8 and no token of %s (mend it)", i, *s, t->path);
         append(b, &(Char){c & 0x1FFFFF, content}, sizeof(Char));
@@ -979,8 +971,8 @@ static void append_utf8(const Tokenizer *t, Buffer *b, Buffer text, bool content
 static Stretch all_of(Buffer b) { return (Stretch){AS(Char, b), b.size / sizeof(Char)}; }
 
 // The row with this key in a range of EDGES or MAP, or NULL.
-static const uint32_t *find(const Tokenizer *t, int section, const uint32_t *range, uint32_t key) {
-    const uint32_t *row = t->at[section] + EDGE * (size_t)range[0];
+static const uint32_t *find(const Encoder *e, int section, const uint32_t *range, uint32_t key) {
+    const uint32_t *row = e->t->at[section] + EDGE * (size_t)range[0];
     size_t n = range[0] < range[1] ? range[1] - range[0] : 0;
     for (size_t half; n > 1; n -= half) half = n / 2, row += row[EDGE * half] <= key ? EDGE * half : 0;
     return n && row[0] == key ? row : NULL;
@@ -988,9 +980,9 @@ static const uint32_t *find(const Tokenizer *t, int section, const uint32_t *ran
 static const uint32_t *row_of(const Tokenizer *t, uint32_t id) { return t->at[IDS] + ID * (size_t)id; }
 
 // A character's classes and combining class. Whether x has an i-th character (none before the first), of class k.
-static const uint32_t *classes(const Tokenizer *t, Char x) { return t->at[RANGES] + RANGE * (size_t)t->range[x.c] + 1; }
-static bool of_class(const Tokenizer *t, const Stretch *x, size_t i, uint32_t k) {
-    return i < x->size && classes(t, x->s[i])[k / 32] >> k % 32 & 1;
+static const uint32_t *classes(const Encoder *e, Char x) { return e->t->at[RANGES] + RANGE * e->t->range[x.c] + 1; }
+static bool of_class(const Encoder *e, const Stretch *x, size_t i, uint32_t k) {
+    return i < x->size && classes(e, x->s[i])[k / 32] >> k % 32 & 1;
 }
 
 // Dies when a text has cost more than its budget: no pattern can take for ever.
@@ -1014,7 +1006,7 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
         size_t count = 0;
         if (op[0] == OP_MATCH) break;
         if (op[0] == OP_REPEAT) {  // a to b characters of the class: as many as there are, then fewer
-            while (count < b && of_class(e->t, x, i + count, op[2])) count++;
+            while (count < b && of_class(e, x, i + count, op[2])) count++;
             if (count > a) append(&e->choices, &(Choice){pc, i + a, i + count - 1}, sizeof(Choice));
             i += count, good = count >= a;
         } else if (op[0] == OP_GO) {  // on with the next row, then there; a: the other way round, a and b: there only
@@ -1027,8 +1019,7 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
         }
         spend(e, e->choices.size - base > 4 * sizeof(Choice) * (x->size + 64) ? SIZE_MAX : count + 1);
         if (good) continue;
-        i = SIZE_MAX;
-        if (e->choices.size == base) break;
+        if (e->choices.size == base) { i = SIZE_MAX; break; }
         Choice *next = AS(Choice, e->choices) + e->choices.size / sizeof *next - 1;
         pc = next->pc, i = next->i;
         if (next->i-- == next->least) e->choices.size -= sizeof *next;
@@ -1039,23 +1030,20 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
 static void run_step(Encoder *e, const uint32_t *step, Stretch x);  // takes x through this step and those after it
 // STEP_ADDED: tokens of the trie in EDGES become ids, leftmost-longest.
 static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
-    const Tokenizer *t = e->t;
-    for (size_t i = 0, end, done = 0; i <= x->size; i = end) {
+    for (size_t i = 0, end = 1, done = 0; i <= x->size; i = end++) {
         const uint32_t *range = step + 6, *edge, *token = NULL;
-        bool content = false;
-        end = i + 1;
-        for (size_t j = i; j < x->size && (edge = find(t, EDGES, range, x->s[j].c)); range = edge + 2) {
+        for (size_t j = i, content = 0; j < x->size && (edge = find(e, EDGES, range, x->s[j].c)); range = edge + 2) {
             content |= x->s[j++].content, spend(e, 1);
-            if (edge[1] != NONE && !(content && row_of(t, edge[1])[2] & CONTROL)) token = edge + 1, end = j;
+            if (edge[1] != NONE && !(content && row_of(e->t, edge[1])[2] & CONTROL)) token = edge + 1, end = j;
         }
-        uint32_t flags = token ? row_of(t, *token)[2] : 0, word = t->word_class, space = t->space_class;
-        if (flags & SINGLE_WORD && (of_class(t, x, i - 1, word) || of_class(t, x, end, word))) continue;
-        size_t start = flags & LSTRIP && i < done ? done : i, stop = end;
-        while (flags & LSTRIP && start > done && of_class(t, x, start - 1, space)) start--;
-        while (flags & RSTRIP && of_class(t, x, stop, space)) stop++;
-        if ((token || i == x->size) && done < start) run_step(e, step + STEP, (Stretch){x->s + done, start - done});
-        if (token && start < stop) append(&e->ids, token, sizeof *token);  // not in spaces that the one before took
-        if (token) done = stop;
+        if (!token && i < x->size) continue;
+        uint32_t flags = token ? row_of(e->t, *token)[2] : 0, word = e->t->word_class, space = e->t->space_class;
+        if (flags & SINGLE_WORD && (of_class(e, x, i - 1, word) || of_class(e, x, end, word))) continue;
+        size_t start = flags & LSTRIP && i < done ? done : i;
+        while (flags & LSTRIP && start > done && of_class(e, x, start - 1, space)) start--;
+        if (done < start) run_step(e, step + STEP, (Stretch){x->s + done, start - done});
+        for (done = end; flags & RSTRIP && of_class(e, x, done, space);) done++;
+        if (token && start < done) append(&e->ids, token, sizeof *token);  // not in spaces that the one before took
     }
 }
 
@@ -1065,14 +1053,13 @@ static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
 static void split(Encoder *e, const uint32_t *step, const Stretch *x) {
     Buffer piece = {0};
     size_t tries = !(step[3] & 0xC0) ? x->size + 1 : step[3] & 0x40 || x->s == e->text, part[3] = {0};
-    for (size_t kind, last = 2, stop = 0, more = 1; more;) {
+    for (size_t kind, content, last = 2, stop = 0, more = 1; more;) {
         size_t i = part[0] = part[2];
         while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == part[0] && last < 2))) i++;
         more = i < tries, part[1] = more ? i : x->size, part[2] = more ? stop : x->size;
         for (kind = part[0] == part[1]; kind < 1 + more; last = kind++) {
-            bool content = false;
             if (last < 2 && step[3] >> (2 * last + kind) & 1) run_step(e, step + STEP, all_of(piece)), piece.size = 0;
-            for (i = part[kind]; i < part[kind + 1]; i++) content |= x->s[i].content;
+            for (i = part[kind], content = 0; i < part[kind + 1]; i++) content |= x->s[i].content;
             if (step[3] >> (4 + kind) & 1) append_mapped(e, &piece, step[4], step[5], content);
             else append(&piece, x->s + part[kind], (part[kind + 1] - part[kind]) * sizeof *x->s);
         }
@@ -1083,25 +1070,22 @@ static void split(Encoder *e, const uint32_t *step, const Stretch *x) {
 // STEP_NORMALIZE: keys in MAP become their texts; bit 0: then marks are ordered by their classes; bit 1: and each joins
 // the last starter unless one of its class or above stands between. Nothing, without a character of the class.
 static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
-    const Tokenizer *t = e->t;
     const uint32_t *row;
     Buffer out = {0};
-    Char swapped;
     size_t i = 0, n = 0, starter = SIZE_MAX;
-    while (i < x->size && !of_class(t, x, i, step[2])) i++;
+    while (i < x->size && !of_class(e, x, i, step[2])) i++;
     for (i = i < x->size ? 0 : i; i < x->size; i++)
-        if ((row = find(t, MAP, step + 4, x->s[i].c))) append_mapped(e, &out, row[2], row[3], x->s[i].content);
+        if ((row = find(e, MAP, step + 4, x->s[i].c))) append_mapped(e, &out, row[2], row[3], x->s[i].content);
         else append(&out, x->s + i, sizeof *x->s);
-    Char *m = AS(Char, out);
+    Char *m = AS(Char, out), swapped;
     for (i = 0; i < out.size / sizeof *m && step[3] & 1; i++, spend(e, 1))
-        for (size_t k = i; k && classes(t, m[k])[2] && classes(t, m[k - 1])[2] > classes(t, m[k])[2]; k--, spend(e, 1))
+        for (size_t k = i; k && classes(e, m[k])[2] && classes(e, m[k - 1])[2] > classes(e, m[k])[2]; k--, spend(e, 1))
             swapped = m[k], m[k] = m[k - 1], m[k - 1] = swapped;
     for (i = 0; i < out.size / sizeof *m; i++) {
-        bool open = starter < n && (starter == n - 1 || classes(t, m[n - 1])[2] < classes(t, m[i])[2]);
-        row = open && step[3] & 2 ? find(t, MAP, t->compose, m[starter].c) : NULL;
-        if (row && (row = find(t, MAP, row + 2, m[i].c)))
+        bool open = step[3] & 2 && starter < n && (starter == n - 1 || classes(e, m[n - 1])[2] < classes(e, m[i])[2]);
+        if (open && (row = find(e, MAP, e->t->compose, m[starter].c)) && (row = find(e, MAP, row + 2, m[i].c)))
             m[starter] = (Char){row[1] & 0x1FFFFF, m[starter].content | m[i].content};
-        else starter = classes(t, m[i])[2] ? starter : n, m[n++] = m[i];
+        else starter = classes(e, m[i])[2] ? starter : n, m[n++] = m[i];
     }
     run_step(e, step + STEP, n ? (Stretch){m, n} : *x), free(out.data);
 }
@@ -1110,17 +1094,15 @@ static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
 // bits, i; UINT64_MAX: nothing. Of numbers 2 k and 2 k + 1 the lower one is at k, so that the lowest is at 1.
 INLINE void rate_pair(Encoder *e, size_t n, size_t i) {
     Symbol *s = AS(Symbol, e->symbols) + i;
-    uint64_t *tree = AS(uint64_t, e->ranks), least;
+    uint64_t *tree = AS(uint64_t, e->ranks), least = UINT64_MAX;
     const uint32_t *left = s->id != NONE && i + s->span < n ? row_of(e->t, s->id) : NULL;
-    const uint32_t *pair = left ? find(e->t, EDGES, left + 3, s[s->span].id) : NULL;
-    s->merged = pair ? pair[1] : NONE;
-    least = s->merged != NONE ? (uint64_t)pair[2] << 32 | i : UINT64_MAX;
+    const uint32_t *pair = left ? find(e, EDGES, left + 3, s[s->span].id) : NULL;
+    if (pair && pair[1] != NONE) least = (uint64_t)pair[2] << 32 | i, s->merged = pair[1];
     for (size_t k = n + i; tree[k] = least, k > 1; k /= 2)
         if (tree[k / 2] == (least = tree[k] < tree[k ^ 1] ? tree[k] : tree[k ^ 1])) break;
 }
 
-// Byte-pair encoding of the symbols so far: the neighbours of lowest rank merge first, the leftmost of these, in
-// O(n log n). Symbol i has its span at its first and at its last place.
+// BPE in O(n log n): the neighbours of lowest rank merge first, the leftmost of these. Spans stand at both their ends.
 static void merge_symbols(Encoder *e) {
     size_t n = e->symbols.size / sizeof(Symbol);
     Symbol *m = AS(Symbol, e->symbols);
@@ -1139,24 +1121,23 @@ static void merge_symbols(Encoder *e) {
 // STEP_MERGE: a piece that the trie in EDGES has as a whole is one id, others begin as their characters' symbols, or
 // byte tokens, or unk, or nothing, and merge up to each that is ALONE. Bit 0: as bytes; bit 1: unks in a row are one.
 static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
-    const Tokenizer *t = e->t;
     const uint32_t *range = step + 6, *edge = NULL;
     bool bytes = step[3] & 1, fuse = step[3] & 2, unknown = false;  // the symbol before is unk
-    unsigned char s[4];
-    for (size_t i = 0; i < x->size && (edge = find(t, EDGES, range, x->s[i].c)); i++) range = edge + 2;
+    for (size_t i = 0; i < x->size && (edge = find(e, EDGES, range, x->s[i].c)); i++) range = edge + 2;
     if (edge && edge[1] != NONE) { append(&e->ids, edge + 1, sizeof *edge); return; }
     for (size_t i = 0, n, k; i < x->size; i++) {
-        uint32_t symbol = t->symbol[x->s[i].c];
-        n = symbol ? 0 : utf8_encode(x->s[i].c, s);  // bytes that spell it
-        for (k = 0; k < n && !bytes; k++) if (t->bytes[s[k]] == NONE) n = 0;
+        uint32_t c = x->s[i].c, symbol = e->t->symbol[c], ids[4] = {symbol - 1};
+        for (n = k = symbol ? 0 : utf8_size(c); k--; c >>= 6)  // without a symbol, n bytes that spell it
+            ids[k] = e->t->bytes[(unsigned char)(k ? 0x80 | (c & 0x3F) : n > 1 ? 0xF0u << (4 - n) | c : c)];
+        for (k = 0; k < n && !bytes; k++) if (ids[k] == NONE) n = 0, ids[0] = NONE;
         for (k = 0; k == 0 || k < n; k++) {
-            uint32_t id = n ? t->bytes[s[k]] : symbol - 1;
-            if (id == NONE && (t->unk == NONE || (unknown && fuse))) continue;
+            uint32_t id = ids[k];
+            if (id == NONE && (e->t->unk == NONE || (unknown && fuse))) continue;
             bool overtakes = unknown && n && !bytes;  // as byte tokens do with an unk in `tokenizers`
             if (overtakes) AS(Symbol, e->symbols)[e->symbols.size / sizeof(Symbol) - 1].id = id;
-            if ((unknown = overtakes || id == NONE)) id = t->unk;
-            if (!unknown && row_of(t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
-            else append(&e->symbols, &(Symbol){id, 1, NONE}, sizeof(Symbol));
+            if ((unknown = overtakes || id == NONE)) id = e->t->unk;
+            if (!unknown && row_of(e->t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
+            else append(&e->symbols, &(Symbol){id, 1, 0}, sizeof(Symbol));
         }
     }
     merge_symbols(e);
@@ -1206,19 +1187,19 @@ static void sound(const Tokenizer *t, bool good, const char *what) {
 
 // Checks the numbers in n rows of these columns, and that ranges of EDGES follow each other and have keys that ascend.
 static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at, size_t n) {
-    static const char known[] = ".inukposdem";
-    const size_t limits[] = {SIZE_MAX, t->n[IDS], t->n[IDS] + 1ul, 0x110100, 64, t->n[CODE], N_OPS, N_STEPS,
-                             t->n[DATA] + 1ul, t->n[EDGES] + 1ul, t->n[MAP] + 1ul};
+    const size_t limits[128] = {
+        ['.'] = SIZE_MAX, ['i'] = t->n[IDS], ['n'] = t->n[IDS] + 1ul, ['u'] = 0x110100, ['k'] = 64, ['p'] = t->n[CODE],
+        ['o'] = N_OPS, ['s'] = N_STEPS, ['d'] = t->n[DATA] + 1ul, ['e'] = t->n[EDGES] + 1ul, ['m'] = t->n[MAP] + 1ul};
     const uint32_t *edges = t->at[EDGES];
     for (size_t c = 0, width = strlen(kinds); c < width; c++)
-        for (size_t i = c, done = 0, limit = limits[strchr(known, kinds[c]) - known]; i < n * width; i += width) {
+        for (size_t i = c, done = 0, limit = limits[(int)kinds[c]]; i < n * width; i += width) {
             sound(t, at[i] + (kinds[c] == 'n') < limit, "number in a section");  // NONE + 1 is 0
             for (size_t k = at[i - (kinds[c] == 'e')], begin = k; k < at[i]; done = ++k)
                 sound(t, k >= done && (k == begin || edges[EDGE * k - EDGE] < edges[EDGE * k]), "order of keys");
         }
 }
 
-typedef struct { unsigned char *s; uint32_t n, id, rank; } Piece;  // of llama2.c's file
+typedef struct { unsigned char *s; uint32_t n, id, rank; } Piece;  // of llama2.c's file; rank falls as the score rises
 
 static int compare_pieces(const void *a, const void *b) {
     const Piece *x = a, *y = b;
@@ -1228,23 +1209,21 @@ static int compare_pieces(const void *a, const void *b) {
 
 static int compare_keys(const void *a, const void *b) { const uint32_t *x = a, *y = b; return (*x > *y) - (*x < *y); }
 
-// Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, int32 length, bytes. Ids 0 to 2 are
-// unk, BOS and EOS, then 256 bytes; a space precedes a text; any two pieces that make a third merge, best score first.
+// Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, no NaN, int32 length, bytes. 0 is unk,
+// 1 BOS, 2 EOS, then 256 bytes follow. A space precedes a text; two pieces that make a third merge, best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     static const uint32_t code[OP] = {OP_MATCH}, space[EDGE] = {0, ' '}, ranges[RANGE] = {0}, bos = 1;
     static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};
     Buffer data = {0}, ids = {0}, edges = {0}, pieces = {0}, chars = {0};
-    uint32_t size = (uint32_t)f.size, longest = NONE, n, bits;
-    float score;
+    uint32_t size = (uint32_t)f.size, longest = NONE, n, score;  // bits of a float; those of -0 and 0 make one rank
     memcpy(&longest, f.data, min_size(f.size, 4));
     sound(t, f.size < NONE / 2 && longest <= 512, "size or longest piece, if it is a tokenizer");
     append(&data, f.data, f.size), append(&edges, space, sizeof space);  // one more row, so that there is one
     for (uint32_t b = 0; b < 256; b++) append(&data, &b, 1), t->bytes[b] = b + 3;
     for (uint32_t at = 4, id = 0; at < size; at += n, t->n[IDS] = ++id) {
         memcpy(&score, data.data + at, 4), memcpy(&n, data.data + at + 4, 4), at += 8;
-        sound(t, at <= size && n <= longest && n <= size - at && score == score, "piece, if it is a tokenizer");
-        score = 0.0f - score, memcpy(&bits, &score, 4);  // make a rank that falls as the score rises
-        append(&pieces, &(Piece){data.data + at, n, id, bits >> 31 ? ~bits : bits | 1u << 31}, sizeof(Piece));
+        sound(t, n <= longest && at + n <= size && score << 1 <= 0xFFu << 24, "piece, if it is a tokenizer");
+        append(&pieces, &(Piece){data.data + at, n, id, score >> 31 ? score - 1 : score ^ INT32_MAX}, sizeof(Piece));
         uint32_t byte = id - 3, from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
         append(&ids, (uint32_t[ID]){from, end, ALONE | (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
     }
@@ -1272,12 +1251,10 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     t->strip = t->n_before = t->n[POST] = 1, free(pieces.data), free(chars.data);
 }
 
-// Points `at` into the file and checks every number in it.
-static void tokenizer_load(Tokenizer *t, const char *path) {
-    File f = map_file(path);
+// Points `at`, of a tokenizer that is all 0, into the file and checks every number in it.
+static void read_tokenizer(Tokenizer *t, const char *path) {
+    File f = map_file(t->path = path);
     size_t at = offsetof(Tokenizer, path);
-    *t = (Tokenizer){.path = path, .range = allocate(0x110100, sizeof *t->range, "the tokenizer")};
-    t->symbol = allocate(0x110100, sizeof *t->symbol, "the tokenizer");
     if (f.size < at || memcmp(f.data, "run.t\r\n\x1a", 8)) { load_llama2c_tokenizer(t, f); return; }
     memcpy(t, f.data, at);
     sound(t, t->version == 3, "version");
@@ -1297,37 +1274,34 @@ static void tokenizer_load(Tokenizer *t, const char *path) {
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
-// The model's template, taken apart: TURNS has four rows for the first turn if a reply follows, four if it is awaited,
-// eight for later turns; sixteen more with a system prompt. Of four, three are what precedes system prompt, message and
-// reply: a text, where it ends if the content is empty, what the content loses (at its start what a program matches, at
-// its end a class), bits. The fourth: for a reply that its program matches; if one is awaited, for no user's message.
+// The model's template, taken apart. TURNS has 8 blocks of 4 rows; a turn takes number 4 (if there is a system prompt)
+// + 2 (if it is a later turn) + 1 (if its reply is awaited). Rows 0 to 2 are for system prompt, message and reply: the
+// text in front, where that ends if the content is empty, what the content loses (at its start what a program matches,
+// at its end a class), bits. Row 3 cuts a reply that its program matches; if awaited, it names messages to be refused.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
 static int *render(const Tokenizer *t, const char *system, const Buffer *messages, size_t n, size_t *n_ids) {
-    const uint32_t *rows = t->at[TURNS] + (system ? 16 * PART : 0);
     Encoder e = {.t = t, .budget = 10000000};
     Buffer text = {0}, chars = {0}, given = {(unsigned char *)system, system ? strlen(system) : 0, 0};
-    for (size_t k = 0; k < n; k += 2) {
-        size_t at = PART * ((k > 0 ? 8ul : 0) + (k + 1 == n ? 4 : 0));
-        for (size_t p = 0; p < 3; p++, at += PART, chars.size = 0) {
-            const uint32_t *row = rows + at, *cut = p == 2 ? row + PART : row;
-            const Buffer said = p == 0 ? given : k + p <= n ? messages[k + p - 1] : (Buffer){0};
-            if (row[5] & SHOWN || k + p == 0) append_utf8(t, &chars, said, true);
-            Stretch x = all_of(chars);  // then without what the template leaves out
-            e.budget += 2000 * (uint64_t)x.size;
-            size_t start = match(&e, &x, cut[3], 0);
-            if (start == SIZE_MAX) start = match(&e, &x, row[3], 0), cut = row;
-            while (x.size > start && of_class(t, &x, x.size - 1, cut[4])) x.size--;
-            if (start && start <= x.size) x.s += start, x.size -= start;
-            if (k + p == 0 && row[5] & EMPTY_IS_NONE && !x.size) row = (rows = t->at[TURNS]) + at;
-            if (!(row[5] & SHOWN)) x.size = 0;
-            if (p == 1 && k + 1 == n && match(&e, &x, row[2 * PART + 3], 0) != SIZE_MAX)
-                die("to the chat template \"%.*s...\" is no user's message (begin otherwise)",
-                    (int)min_size(said.size, 15), said.data);
-            append_mapped(&e, &text, row[0], row[x.size ? 1 : 2], false);
-            append(&text, x.s, x.size * sizeof *x.s);
-        }
+    for (size_t i = 0; i / 3 * 2 < n; i++, chars.size = 0) {
+        size_t k = i / 3 * 2, part = i % 3, block = (system ? 4ul : 0) + (k > 0 ? 2ul : 0) + (k + 1 == n);
+        const uint32_t *row = t->at[TURNS] + PART * (4 * block + part), *cut = part == 2 ? row + PART : row;
+        const Buffer said = part == 0 ? given : k + part <= n ? messages[k + part - 1] : (Buffer){0};
+        if (row[5] & SHOWN || i == 0) append_utf8(t, &chars, said, true);
+        Stretch x = all_of(chars);  // then without what the template leaves out
+        e.budget += 2000 * (uint64_t)x.size;
+        size_t start = match(&e, &x, cut[3], 0);
+        if (start == SIZE_MAX) start = match(&e, &x, row[3], 0), cut = row;
+        while (x.size > start && of_class(&e, &x, x.size - 1, cut[4])) x.size--;
+        if (start && start <= x.size) x.s += start, x.size -= start;
+        if (i == 0 && system && row[5] & EMPTY_IS_NONE && !x.size) system = NULL, row -= 16 * PART;
+        if (!(row[5] & SHOWN)) x.size = 0;
+        if (part == 1 && k + 1 == n && match(&e, &x, row[2 * PART + 3], 0) != SIZE_MAX)
+            die("to the chat template \"%.*s...\" is no user's message (begin otherwise)",
+                (int)min_size(said.size, 15), said.data);
+        append_mapped(&e, &text, row[0], row[x.size ? 1 : 2], false);
+        append(&text, x.s, x.size * sizeof *x.s);
     }
     int *ids = encode(t, text, false, n_ids);
     if (!*n_ids) die("the conversation has no tokens (say something)");
@@ -1455,7 +1429,7 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
     for (int i = stem > 0 && !strcmp(base + stem, ".bin") ? 0 : 1; !path && i < 3; i++)
         if (asprintf(&name, "%.*s%stokenizer.bin", cut[i], base, i ? "" : ".") >= 0 && !access(name, F_OK)) path = name;
     if (!path) die("there is no tokenizer.bin beside %s or here (export.py --tokenizer makes one, -z names one)", base);
-    tokenizer_load(t, path);
+    read_tokenizer(t, path);
     size_t hash = m->config.tokenizer_hash, rows = m->config.vocab_size;
     if (o->model && ((hash && t->hash && t->hash != hash) || t->n[IDS] > rows))
         die("%s (%zu ids, fingerprint %zu) does not fit %s (%zu rows, fingerprint %zu) (name its own with -z)",

@@ -22,8 +22,8 @@ static Buffer respond(const Tokenizer *t, uint32_t kind, unsigned char *body, si
 
 int main(int argc, char **argv) {
     if (argc != 2) usage_error("no tokenizer (give one)");
-    Tokenizer t;
-    tokenizer_load(&t, argv[1]);
+    static Tokenizer t;
+    read_tokenizer(&t, argv[1]);
     for (uint32_t request[2]; fread(request, sizeof request, 1, stdin) == 1;) {
         unsigned char *body = allocate(request[1], 1, "a request");  // of its exact size, for AddressSanitizer
         if (fread(body, 1, request[1], stdin) != request[1]) die("a request of %u bytes is cut off (send it whole)", request[1]);
