@@ -651,8 +651,7 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     for (size_t l = 1; l < m->config.n_layers; l++) r->first_slot[l] = r->first_slot[l - 1] + slots(r, l - 1);
 }
 
-// Sine and cosine of x >= 0, in double and without libm, so that they are the same everywhere: x = n pi / 2 + r with
-// |r| <= pi / 4, Taylor polynomials of r, and the quadrant n % 4.
+// Sine and cosine of x >= 0 without libm: Taylor polynomials of r = x - n pi / 2, |r| <= pi / 4, by the quadrant n % 4.
 static void sine_cosine(double x, double *sine, double *cosine) {
     double n = floor(x * 0x1.45f306dc9c883p-1 + 0.5), s = 0, c = 0;
     double r = fma(n, -0x1.1a62633145c07p-54, fma(n, -0x1.921fb54442d18p0, x)), square = r * r;
@@ -907,7 +906,8 @@ enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
 enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };  // of an id
 
-// Columns of uint32, as check_rows() allows them; d, e, m: ends of ranges of DATA, EDGES, MAP that begin one before.
+// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
+// those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
 static const char *const columns[N_SECTIONS] = {
     [IDS] = ".d..e",       // the bytes that an id decodes to; flags: SPECIAL hidden, ALONE in no pair, at RESTART
                            // decoding begins anew, others of an added token; range of pairs that it is the left one of
@@ -1298,8 +1298,7 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
         if (i == 0 && system && row[5] & EMPTY_IS_NONE && !x.size) system = NULL, row -= 16 * PART;
         if (!(row[5] & SHOWN)) x.size = 0;
         if (part == 1 && k + 1 == n && match(&e, &x, row[2 * PART + 3], 0) != SIZE_MAX)
-            die("to the chat template \"%.*s...\" is no user's message (begin otherwise)",
-                (int)min_size(said.size, 15), said.data);
+            die("\"%.*s...\" is no user's message (begin otherwise)", (int)min_size(said.size, 15), said.data);
         append_mapped(&e, &text, row[0], row[x.size ? 1 : 2], false);
         append(&text, x.s, x.size * sizeof *x.s);
     }
@@ -1674,17 +1673,16 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
 }
 
 // ---- the command line -----------------------------------------------------------------------------------------------
-static const char USAGE[] = "usage: run MODEL [options]\n"
+static const char USAGE[] = "usage: run MODEL [options]                         -h, --help   --version\n"
     "  -m MODE   generate (default) | chat | tokenize | detokenize | logits | hidden | perplexity | check\n"
     "  -i TEXT   prompt (chat: the first turn)          -t F  temperature, 0 = greedy (1.0)\n"
     "  -f FILE   prompt from a file, - = stdin          -p F  top-p (0.9; 1 = off)\n"
     "  -I IDS    prompt as token ids, \"1 2 3\"           -k N  top-k, 0 = off (0)\n"
-    "  -n N      tokens to generate (256; -1 = until    -s N  seed (from the clock; printed)\n"
-    "            end of text or full context)           -c N  context length\n"
-    "  -b N      prefill chunk (256)                    -j N  threads\n"
-    "  -z FILE   tokenizer                              --min-p F (0)   --repeat-penalty F (1)\n"
-    "  -y TEXT   system prompt for chat                 --ids  print token ids instead of text\n"
-    "  -o FILE   where binary output goes, - = stdout   -h, --help   --version\n";
+    "  -n N      tokens to generate (256; -1: no limit) -s N  seed (from the clock; printed)\n"
+    "  -b N      prefill chunk (256)                    -c N  context length\n"
+    "  -z FILE   tokenizer                              -j N  threads\n"
+    "  -y TEXT   system prompt for chat                 --min-p F (0)   --repeat-penalty F (1)\n"
+    "  -o FILE   where binary output goes, - = stdout   --ids  print token ids instead of text\n";
 
 // kind: 's' text, 'i' whole number, 'f' number, 'u' uint64; without a value 'b' yes or no, 'a' answer; 'M' the model.
 static void parse_options(Options *o, int argc, char **argv) {
