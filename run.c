@@ -50,7 +50,7 @@ __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, con
 #define die(...) fail(1, __VA_ARGS__)          // bad data or failed input and output: what is wrong (what to do)
 #define usage_error(...) fail(2, __VA_ARGS__)  // a wrong command line
 // Size arithmetic that cannot wrap.
-static size_t overflow(size_t n) { die("a size overflows 64 bits at %zu more (the file is damaged)", n); }
+static size_t overflow(size_t n) { die("a size overflows 64 bits at a factor or term %zu (the file is damaged)", n); }
 static size_t mul(size_t a, size_t b) { return __builtin_mul_overflow(a, b, &a) ? overflow(b) : a; }
 static size_t add(size_t a, size_t b) { return __builtin_add_overflow(a, b, &a) ? overflow(b) : a; }
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -94,9 +94,9 @@ static File map_file(const char *path) {
 // The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n);) ... item i ...`:
 // each takes the next of n items until there is none, then waits for the others. Who takes one never changes a result.
 // One counter does it: who draws has finished the item before, so with n + threads numbers drawn all is done.
-static _Alignas(64) atomic_size_t drawn;  // numbers so far
+static _Alignas(64) atomic_size_t drawn;  // how many numbers all threads have drawn
+static _Thread_local size_t past;         // those for loops that are over; both begin at 0 in a parallel region
 static int spins = 20000;                 // of a wait, before others may run; 0 with more threads than processors
-static _Thread_local size_t past;         // of these, for loops that are over; both begin at 0 in a parallel region
 
 static bool next_item(size_t *item, size_t n) {
     if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
@@ -107,7 +107,7 @@ static bool next_item(size_t *item, size_t n) {
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
 // A dot product is summed in 16 lanes, element k in lane k % 16, and the lanes are added in one tree, on any machine. A
-// Vec has WIDTH lanes; the sums of the TILE_T tokens by TILE_R rows that a kernel multiplies at a time fill them.
+// Vec has WIDTH of these, PARTS Vecs all. TILE_T tokens by TILE_R rows are taken at a time: their sums fill registers.
 #if defined __AVX512F__
 enum { LANES = 16, WIDTH = 16, PARTS = LANES / WIDTH, TILE_T = 6, TILE_R = 4 };
 #else
@@ -122,9 +122,9 @@ enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #define ROLLED _Pragma("GCC unroll 1")  // or gcc takes the elements of a vector apart before it sees the vector
 #endif
 #define SHUFFLE __builtin_shufflevector
-typedef union { float value; uint32_t bits; } Word;
+typedef union { float value; uint32_t bits; } Word;  // a float and its bits
 typedef float Vec __attribute__((vector_size(4 * WIDTH)));
-typedef float Half __attribute__((vector_size(32)));
+typedef float Half __attribute__((vector_size(32)));  // of 16 lanes
 typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH)));
 typedef float LooseVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));  // anywhere in memory
 typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
@@ -152,12 +152,6 @@ INLINE Quad sum_lanes(Vec lanes[TILE_R][PARTS]) {
     return SHUFFLE(c, c, 0, 2, 4, 6) + SHUFFLE(c, c, 1, 3, 5, 7);
 }
 
-// An unsigned number that rises as x does, the same for -0 and 0.
-INLINE uint32_t ascending(float x) {
-    uint32_t bits = (Word){.value = x + 0.0f}.bits;
-    return bits >> 31 ? ~bits : bits | 1u << 31;
-}
-
 // c[0] x^(n-1) + ... + c[n-1]
 INLINE float polynomial(const float *c, int n, float x) {
     float p = c[0];
@@ -180,7 +174,7 @@ INLINE float fast_exp(float x) {
 // ---- the checkpoint -------------------------------------------------------------------------------------------------
 // One flat little-endian file, used in place. These tables are its specification; loading and `-m check` follow them.
 // Header: 64 slots of 8 bytes. Slot 0 is the magic "run.c\r\n\x1a"; then one field a slot in the order of HEADER, as
-// uint64 (COUNT), int64 (INT) or float64 (REAL), with the least and largest value supported; the slots left are 0.
+// uint64 (COUNT), int64 (INT) or float64 (REAL), and the range supported (0 to 0: not yet); the slots left are 0.
 #define HEADER(COUNT, INT, REAL)                                                                                       \
     COUNT(version, 1, 1) COUNT(weight_type, 0, 1) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
     COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
@@ -315,7 +309,7 @@ static void check_tables(const Model *m) {
     for (size_t i = 0; i < m->config.n_rope_tables * (m->config.rope_dim / 2); i++)
         if (!(f[i] >= 0 && f[i] < INFINITY)) die("%s: rope_freq is %g (export it again)", m->file.path, (double)f[i]);
     for (size_t i = 0, n = m->config.vocab_size; i < m->config.n_eos; i++)
-        if ((size_t)eos[i] >= n) die("%s: end id %d is not below %zu (export it again)", m->file.path, eos[i], n);
+        if ((size_t)eos[i] >= n) die("%s: end id %d is no id of %zu (export it again)", m->file.path, eos[i], n);
 }
 
 // Takes all tensors, in the order of the tables, or, for all layers, the one whose name `only` begins with.
@@ -339,7 +333,7 @@ static void load_llama2c(Model *m) {
     static const int32_t end_ids[2] = {1, 2};
     uint32_t start[10] = {0};
     memcpy(start, m->file.data, min_size(sizeof start, m->file.size));
-    bool version = start[0] == 0x616b3432;
+    bool version = start[0] == 0x616b3432;  // "ak42": 1; else 0
     uint32_t *h = start + (version ? 2 : 0);  // dim, hidden_dim, ... in the order of the initializer
     if (version && start[1] != 1)
         die("%s is llama2.c's version %u, supported are 0 and 1, float32 (export it as one)", m->file.path, start[1]);
@@ -390,8 +384,8 @@ static void load_model(Model *m, const char *path) {
 }
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
-// Arrays of activations (T, n) have rows of this many floats: what is behind element n stays 0, so that vectors need no
-// special end, and rows a multiple of 4096 bytes apart would fight for the same lines of the cache.
+// Arrays of activations (T, n) have rows of this many floats. What is behind element n stays 0, so that vectors need no
+// special end; LANES more, since rows a multiple of 4096 bytes apart would fight for the same lines of the cache.
 static size_t stride(size_t n) { return add(round_up(n, LANES), LANES); }
 
 // WIDTH weights from element i on; bfloat16 is the upper half of a float32.
@@ -420,7 +414,7 @@ INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
 // Element k of row r is at w[r * row + k / 16 * step + k % 16]. ahead: the next R rows are fetched meanwhile.
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
-    Vec acc[BLOCKS][8][PARTS];  // of each token, or of each block of one
+    Vec acc[BLOCKS][8][PARTS];  // the sums of each token, or of each block of a single one
     const bool whole = row_by_row(T, type);
     const size_t side = whole ? 1 : R, blocks = whole ? (n - 1) / K_BLOCK + 1 : 1;
     const size_t later = whole ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
@@ -485,7 +479,7 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
 // a tile, and where LONG tiles of tokens or more would each widen bfloat16 again.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
-    static _Thread_local float *packed;  // not on the stack, which may be as small as this
+    static _Thread_local float *packed;  // two PANELs of rows at most; the stack may be as small as this
     if (!packed && !(packed = aligned_alloc(64, 8 * PANEL * K_BLOCK))) die("no memory for 768 KiB (a smaller -j)");
     size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, total = 0, rows;
     for (size_t i = 0; i < n_products; i++) total += panels(products[i].w, T, &rows);
@@ -569,7 +563,7 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48 };  // positions, and about as many queries, that attention takes at a time
+enum { KV_BLOCK = 64, Q_ROWS = 48 };  // how many positions, and about how many queries, are taken at a time
 typedef struct { float largest; double sum; } Softmax;  // of some positions: largest score; sum of e^(score - largest)
 
 // The arrays that a chunk of T <= chunk tokens passes through: ARRAY(type, name, rows, columns). Rows of activations
@@ -591,7 +585,7 @@ typedef struct { float largest; double sum; } Softmax;  // of some positions: la
 typedef struct {
     const Model *model;
     size_t context, chunk, logit_rows;
-    size_t position, start;    // tokens in the cache, without those of the last chunk
+    size_t position, start;    // tokens in the cache; of these, those before the last chunk
     size_t written;            // the most it held since it was empty
     size_t q_rows;             // of a tile of queries that share a key/value head
     float *hidden;             // (n_layers + 1, context, dim), rows of dim, or NULL
@@ -628,7 +622,7 @@ static size_t keepable(const Run *r, size_t same) {
     return same;
 }
 
-// Sets the arrays to successive parts of a block, each aligned to 64 bytes; returns what they take together.
+// Sets the arrays to successive parts of a block, if there is one, each aligned to 64 bytes; returns the bytes of all.
 static size_t lay_out(Run *r, char *block) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, T = r->chunk, blocks = r->context / KV_BLOCK + 1, end = 0;
@@ -651,13 +645,13 @@ static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t
     for (size_t l = 1; l < m->config.n_layers; l++) r->first_slot[l] = r->first_slot[l - 1] + slots(r, l - 1);
 }
 
-// Sine and cosine of x >= 0 without libm: Taylor polynomials of r = x - n pi / 2, |r| <= pi / 4, by the quadrant n % 4.
+// Sine and cosine, x >= 0, the same anywhere: Taylor polynomials of r = x - n pi / 2, |r| <= pi / 4; quadrant n % 4.
 static void sine_cosine(double x, double *sine, double *cosine) {
     double n = floor(x * 0x1.45f306dc9c883p-1 + 0.5), s = 0, c = 0;
     double r = fma(n, -0x1.1a62633145c07p-54, fma(n, -0x1.921fb54442d18p0, x)), square = r * r;
     for (int i = 16; i > 0; i -= 2) c = (1 + c) * -square / (i * (i - 1)), s = (1 + s) * -square / (i * (i + 1));
     const double turned[] = {r + r * s, 1 + c, -(r + r * s), -(1 + c)};  // a quadrant's cosine is the next one's sine
-    *sine = turned[(int)fmod(n, 4)], *cosine = turned[(int)fmod(n + 1, 4)];
+    *sine = turned[(int)fmod(n, 4)], *cosine = turned[((int)fmod(n, 4) + 1) % 4];
 }
 
 // Rotary position embedding (Su et al. 2021) of token t's heads by a table counted from 1 (0: none): each pair (a, b)
@@ -682,9 +676,8 @@ static void norm_heads(const Config *c, float *heads, const Tensor *weight, size
     for (size_t i = 0; w && i < all; i += n) norm(c, heads + i, heads + i, c->qk_norm == 1 ? w : w + i, NULL, n);
 }
 
-// Normalizes and turns q and k of layer l, and puts k and v into the cache, for those of T tokens that are in the i-th
-// stretch of 16 positions (whose keys share lines of the processor's cache).
-static void place(Run *r, size_t l, size_t i, size_t T) {
+// Normalizes and turns q and k, caches k and v, of those of T tokens in stretch i of 16, whose keys share cache lines.
+static void fill_cache(Run *r, size_t l, size_t i, size_t T) {
     const Config *c = &r->model->config;
     const Layer *w = &r->model->layers[l];
     size_t n = c->head_dim, q_row = stride(c->n_heads * n), kv_row = stride(c->n_kv_heads * n);
@@ -725,7 +718,7 @@ static void weigh(float *out, const float *p, size_t p_stride, const float *v, s
         switch (Q = min_size(rows - q, TILE_T)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) WEIGH(5) WEIGH(6) }
 }
 
-// The softmax of scores low .. high of a row p (KV_BLOCK), scaled and capped: weights e^(score - largest), others 0.
+// The softmax of scores [low, high) of a row p (KV_BLOCK), scaled and capped: weights e^(score - largest), others 0.
 static Softmax softmax(const Config *c, float *p, int low, int high) {
     float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, largest = -INFINITY, lane[LANES];
     if (low == high) return (Softmax){largest, 0};
@@ -766,7 +759,7 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
         size_t high = min_size(end - min_size(end, start), KV_BLOCK), low = min_size(old - min_size(old, start), high);
-        bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // all of it, and so do later queries
+        bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // this and later queries see all of it
         step = whole ? T * group - q : group;
         for (size_t i = q; i < q + step; i++) sum[i] = softmax(c, weights + i * KV_BLOCK, (int)low, (int)high);
         weigh(part + q * n, weights + q * KV_BLOCK + low, KV_BLOCK, r->v_cache + at + low * n, n, high - low, step);
@@ -859,7 +852,7 @@ static void forward(Run *r, const int *tokens, size_t T) {
             const Layer *w = &m->layers[l];
             const float *n = w->attention_norm ? r->normed : r->x;
             matmul(n, T, (Product[]){{r->q, w->wq, w->bq}, {r->k, w->wk, w->bk}, {r->v, w->wv, w->bv}}, 3);
-            for (size_t i; next_item(&i, (r->position % LANES + T - 1) / LANES + 1);) place(r, l, i, T);
+            for (size_t i; next_item(&i, (r->position % LANES + T - 1) / LANES + 1);) fill_cache(r, l, i, T);
             attention(r, l, T);
             matmul(r->attended, T, &(Product){r->branch, w->wo, w->bo}, 1);
             for (size_t t; next_item(&t, T); norm_before(r, t, w->ffn_norm, w->ffn_norm_bias))
@@ -906,8 +899,8 @@ enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
 enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };  // of an id
 
-// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o and s kind of
-// those; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
+// Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o kind of op,
+// s kind of step; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
 static const char *const columns[N_SECTIONS] = {
     [IDS] = ".d..e",       // the bytes that an id decodes to; flags: SPECIAL hidden, ALONE in no pair, at RESTART
                            // decoding begins anew, others of an added token; range of pairs that it is the left one of
@@ -932,7 +925,7 @@ typedef struct {
     uint32_t bytes[256];                     // ids or NONE: what a character without a symbol becomes, byte by byte
     uint32_t n[N_SECTIONS];                  // rows; of IDS that is the number of ids
     const char *path;                        // from here on not in the file
-    const uint32_t *at[N_SECTIONS];          // (n, width)
+    const uint32_t *at[N_SECTIONS];          // (rows, columns) of each section
     uint16_t range[0x110100];                // row of RANGES of each code point
     uint32_t symbol[0x110100];               // 1 + id of the symbol that it is when merging begins, 0: none
 } Tokenizer;
@@ -940,7 +933,7 @@ typedef struct {
 // A code point, or 0x110000 + a byte that begins no character; content: of a chat, where CONTROL tokens are plain text.
 typedef struct { uint32_t c : 31, content : 1; } Char;
 typedef struct { const Char *s; size_t size; } Stretch;  // of a text, or what became of it
-typedef struct { uint32_t pc; size_t least, i; } Choice;  // on at pc from character i, then each before to least
+typedef struct { uint32_t pc; size_t least, i; } Choice;  // go on at pc from i, then from i - 1, ..., least
 typedef struct { uint32_t id, span, merged; } Symbol;  // made of `span` symbols; what it makes with the next
 typedef struct {
     const Tokenizer *t;
@@ -1090,8 +1083,8 @@ static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
     run_step(e, step + STEP, n ? (Stretch){m, n} : *x), free(out.data);
 }
 
-// Puts what symbol i of n makes with the next one into a tree of minima, as number n + i: its rank and, in the lower
-// bits, i; UINT64_MAX: nothing. Of numbers 2 k and 2 k + 1 the lower one is at k, so that the lowest is at 1.
+// Puts what symbol i of n makes with the next one into a tree of minima, at n + i: its rank and, in the lower bits, i;
+// UINT64_MAX: nothing. At k is the lesser of what is at 2 k and at 2 k + 1, so that the least of all is at 1.
 INLINE void rate_pair(Encoder *e, size_t n, size_t i) {
     Symbol *s = AS(Symbol, e->symbols) + i;
     uint64_t *tree = AS(uint64_t, e->ranks), least = UINT64_MAX;
@@ -1102,11 +1095,11 @@ INLINE void rate_pair(Encoder *e, size_t n, size_t i) {
         if (tree[k / 2] == (least = tree[k] < tree[k ^ 1] ? tree[k] : tree[k ^ 1])) break;
 }
 
-// BPE in O(n log n): the neighbours of lowest rank merge first, the leftmost of these. Spans stand at both their ends.
+// BPE in O(n log n): the neighbours of lowest rank merge first, the leftmost of these. Spans are kept at both ends.
 static void merge_symbols(Encoder *e) {
     size_t n = e->symbols.size / sizeof(Symbol);
     Symbol *m = AS(Symbol, e->symbols);
-    while (e->ranks.size < 16 * n) append(&e->ranks, &(uint64_t){UINT64_MAX}, 8);  // what all are in the end
+    while (e->ranks.size < 16 * n) append(&e->ranks, &(uint64_t){UINT64_MAX}, 8);  // as all are again in the end
     for (size_t i = 0; i < n; i++) rate_pair(e, n, i);
     for (const uint64_t *tree = AS(uint64_t, e->ranks); n && tree[1] != UINT64_MAX;) {
         uint32_t i = (uint32_t)tree[1], next = i + m[i].span, span = m[i].span + m[next].span;
@@ -1181,7 +1174,7 @@ static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Bu
 }
 
 // Dies unless what a tokenizer's file holds is good.
-static void sound(const Tokenizer *t, bool good, const char *what) {
+static void require(const Tokenizer *t, bool good, const char *what) {
     if (!good) die("tokenizer %s has a bad %s (it is damaged or of another version: export it again)", t->path, what);
 }
 
@@ -1193,9 +1186,9 @@ static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at
     const uint32_t *edges = t->at[EDGES];
     for (size_t c = 0, width = strlen(kinds); c < width; c++)
         for (size_t i = c, done = 0, limit = limits[(int)kinds[c]]; i < n * width; i += width) {
-            sound(t, at[i] + (kinds[c] == 'n') < limit, "number in a section");  // NONE + 1 is 0
+            require(t, at[i] + (kinds[c] == 'n') < limit, "number in a section");  // NONE + 1 is 0
             for (size_t k = at[i - (kinds[c] == 'e')], begin = k; k < at[i]; done = ++k)
-                sound(t, k >= done && (k == begin || edges[EDGE * k - EDGE] < edges[EDGE * k]), "order of keys");
+                require(t, k >= done && (k == begin || edges[EDGE * k - EDGE] < edges[EDGE * k]), "order of keys");
         }
 }
 
@@ -1213,21 +1206,21 @@ static int compare_keys(const void *a, const void *b) { const uint32_t *x = a, *
 // 1 BOS, 2 EOS, then 256 bytes follow. A space precedes a text; two pieces that make a third merge, best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     static const uint32_t code[OP] = {OP_MATCH}, space[EDGE] = {0, ' '}, ranges[RANGE] = {0}, bos = 1;
-    static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};
+    static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};  // a space, then BPE
     Buffer data = {0}, ids = {0}, edges = {0}, pieces = {0}, chars = {0};
     uint32_t size = (uint32_t)f.size, longest = NONE, n, score;  // bits of a float; those of -0 and 0 make one rank
     memcpy(&longest, f.data, min_size(f.size, 4));
-    sound(t, f.size < NONE / 2 && longest <= 512, "size or longest piece, if it is a tokenizer");
+    require(t, f.size < NONE / 2 && longest <= 512, "size or longest piece, if it is a tokenizer");
     append(&data, f.data, f.size), append(&edges, space, sizeof space);  // one more row, so that there is one
     for (uint32_t b = 0; b < 256; b++) append(&data, &b, 1), t->bytes[b] = b + 3;
     for (uint32_t at = 4, id = 0; at < size; at += n, t->n[IDS] = ++id) {
         memcpy(&score, data.data + at, 4), memcpy(&n, data.data + at + 4, 4), at += 8;
-        sound(t, n <= longest && at + n <= size && score << 1 <= 0xFFu << 24, "piece, if it is a tokenizer");
+        require(t, n <= longest && at + n <= size && score << 1 <= 0xFFu << 24, "piece, if it is a tokenizer");
         append(&pieces, &(Piece){data.data + at, n, id, score >> 31 ? score - 1 : score ^ INT32_MAX}, sizeof(Piece));
         uint32_t byte = id - 3, from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
         append(&ids, (uint32_t[ID]){from, end, ALONE | (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
     }
-    sound(t, t->n[IDS] >= 259, "number of pieces, if it is a tokenizer");
+    require(t, t->n[IDS] >= 259, "number of pieces, if it is a tokenizer");
     Piece *first = AS(Piece, pieces), *last = first;
     qsort(first, t->n[IDS], sizeof *first, compare_pieces);
     for (Piece *p = first; p < first + t->n[IDS]; p++)  // of equal ones the lowest id
@@ -1257,15 +1250,15 @@ static void read_tokenizer(Tokenizer *t, const char *path) {
     size_t at = offsetof(Tokenizer, path);
     if (f.size < at || memcmp(f.data, "run.t\r\n\x1a", 8)) { load_llama2c_tokenizer(t, f); return; }
     memcpy(t, f.data, at);
-    sound(t, t->version == 3, "version");
+    require(t, t->version == 3, "version");
     for (int k = 0; k < N_SECTIONS; at += t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k])), k++)
         t->at[k] = (const void *)(f.data + at);
-    sound(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
+    require(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
     for (int k = 0; k < N_SECTIONS; k++) check_rows(t, columns[k], t->at[k], t->n[k]);
     check_rows(t, "nkk.m", &t->unk, 1), check_rows(t, "n", t->bytes, 256);
-    sound(t, t->n[RANGES] - 1 < 65536 && !t->at[RANGES][0], "character class");
-    sound(t, t->n[CODE] && t->at[CODE][OP * (t->n[CODE] - 1ul)] == OP_MATCH, "pattern");
-    sound(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
+    require(t, t->n[RANGES] - 1 < 65536 && !t->at[RANGES][0], "character class");
+    require(t, t->n[CODE] && t->at[CODE][OP * (t->n[CODE] - 1ul)] == OP_MATCH, "pattern");
+    require(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
     for (size_t i = 0, c = 0; c < 0x110100; t->range[c++] = (uint16_t)i)
         if (i + 1 < t->n[RANGES] && c == t->at[RANGES][RANGE * (i + 1)]) i++;
     const uint32_t *merge = t->at[STEPS] + STEP * (t->n[STEPS] - 1ul), *row;
@@ -1308,11 +1301,12 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
 }
 
 // ---- the sampler ----------------------------------------------------------------------------------------------------
+typedef struct { float logit, weight; int id; } Candidate;  // weight: proportional to the probability
 typedef struct {
     double temperature, top_k, top_p, min_p, penalty;  // temperature 0: greedy, top_k 0: off
     uint64_t state;                                    // of the generator; begins as the seed
-    float *logits;                                     // (vocab_size) after the penalty
-    double *weights;                                   // (vocab_size) of the draw, 0 for what a filter removed
+    Candidate *candidates;                             // (vocab_size)
+    double *weights;                                   // (vocab_size) by id, 0 for what a filter removed
 } Sampler;
 
 // The next number in [0, 1), uniform in steps of 2^-24, from SplitMix64 (Steele, Lea and Flood 2014). Any seed will do.
@@ -1322,46 +1316,52 @@ static float uniform(uint64_t *state) {
     return (float)((z ^ z >> 31) >> 40) * 0x1p-24f;
 }
 
-// Keeps the weights (n) of the best logits: the fewest that add up to goal, which is above 0; of equal logits the first
-// ones. Others become 0. A radix select: the worst that is kept is found eight bits at a time, by what they add up to.
-static void keep_best(const float *logits, double *weights, size_t n, double goal) {
-    uint32_t worst = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        double sums[256] = {0};
-        uint32_t bits = 255;
-        for (size_t i = 0; i < n; i++)
-            if ((ascending(logits[i]) ^ worst) >> shift < 256) sums[ascending(logits[i]) >> shift & 255] += weights[i];
-        for (; bits > 0 && sums[bits] < goal; bits--) goal -= sums[bits];
-        worst |= bits << shift;
+static bool better(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c; }
+
+// Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
+// A quickselect: only the side of a pivot, taken at random, on which the goal is reached is looked at again.
+static size_t keep_best(Candidate *c, size_t n, double goal) {
+    size_t low = 0, high = n;  // those before low are kept, their weight is taken off goal
+    for (goal = fmax(goal, DBL_MIN); low < high && goal > 0;) {
+        size_t split = low;
+        double sum = 0;  // weight of those from low to split
+        swap(&c[low + (high * 0x9e3779b97f4a7c15u >> 32) % (high - low)], &c[high - 1]);
+        for (size_t i = low; i + 1 < high; i++)
+            if (better(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
+        swap(&c[split], &c[high - 1]);
+        if (sum >= goal) high = split;
+        else goal -= sum + (double)c[split].weight, low = split + 1;
     }
-    for (size_t i = 0; i < n; i++)
-        if (ascending(logits[i]) == worst && goal > 0) goal -= weights[i];
-        else if (ascending(logits[i]) <= worst) weights[i] = 0;
+    return low;
 }
 
 // Picks the id that follows n ids from its logits (vocab_size). A tie goes to the lower id.
 static int sample(Sampler *s, const float *logits, size_t vocab_size, const int *ids, size_t n) {
-    size_t picked = 0;
-    double total = 0, left = 0, passed = 0, *weights = s->weights;
-    float *x = memcpy(s->logits, logits, vocab_size * sizeof *x);
+    Candidate *c = s->candidates;
+    size_t picked = 0, kept = vocab_size;
+    double total = 0, left = 0, passed = 0;
+    for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
     // The repetition penalty (Keskar et al. 2019), once for each id: positive logits are divided, others multiplied.
     float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
     for (const int *id = ids; id < ids + n; id++)
-        x[*id] = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
-    for (size_t i = 0; i < vocab_size; weights[i++] = 1) if (x[i] > x[picked]) picked = i;
-    double largest = (double)x[picked];
+        c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
+    for (size_t i = 0; i < vocab_size; i++) if (c[i].logit > c[picked].logit) picked = i;
+    float largest = c[picked].logit;
     if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     if (s->temperature == 0) return (int)picked;
-    if (s->top_k > 0) keep_best(x, weights, vocab_size, s->top_k);
-    for (size_t i = 0; i < vocab_size; total += weights[i++])
-        weights[i] *= (double)fast_exp((float)(((double)x[i] - largest) / s->temperature));
-    if (s->top_p < 1) keep_best(x, weights, vocab_size, fmax(s->top_p * total, DBL_MIN));  // Holtzman et al. 2019
-    for (size_t i = 0; i < vocab_size; left += weights[i++])
-        if (weights[i] < s->min_p) weights[i] = 0;  // a share of the largest, which is 1
+    if (s->top_k > 0) kept = keep_best(c, kept, s->top_k);  // weights are 1 as yet
+    for (size_t i = 0; i < kept; total += (double)c[i++].weight)
+        c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
+    if (s->top_p < 1) kept = keep_best(c, kept, s->top_p * total);  // Holtzman et al. 2019
+    memset(s->weights, 0, vocab_size * sizeof *s->weights);
+    for (size_t i = 0; i < kept; i++)  // min-p is a share of the largest, which is 1
+        if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
     // One number is drawn, and the ids are walked in order until their weights pass that share of what is left.
+    for (size_t i = 0; i < vocab_size; i++) left += s->weights[i];
     double stop = (double)uniform(&s->state) * left;
     for (size_t i = 0; i < vocab_size && passed <= stop; i++)
-        if (weights[i] > 0) passed += weights[i], picked = i;
+        if (s->weights[i] > 0) passed += s->weights[i], picked = i;
     return (int)picked;
 }
 
@@ -1499,7 +1499,7 @@ static size_t number_in(const char *path, const char *format, size_t otherwise) 
 static size_t context_for(const Options *o, const Model *m, size_t fallback, size_t n) {
     size_t seq_len = m->config.seq_len, context = o->context > 0 ? (size_t)o->context : fallback;
     if (context > seq_len) die("a context of %zu is above the model's seq_len %zu (use less)", context, seq_len);
-    if (n > context) die("the prompt has %zu tokens, the context %zu (use less; -c goes to %zu)", n, context, seq_len);
+    if (n > context) die("the prompt has %zu tokens, the context %zu (use less; seq_len is %zu)", n, context, seq_len);
     return context;
 }
 
@@ -1518,7 +1518,7 @@ static size_t plan(const Options *o, const Model *m, size_t n) {
         fprintf(stderr, "run: note: memory holds a context of %zu tokens, not %zu (-c sets it)\n", fits, full);
         full = context_for(o, m, fits, n);
     }
-    if (wanted > full - n && !all) fprintf(stderr, "run: note: context %zu has room for %zu tokens\n", full, full - n);
+    if (wanted > full - n && !all) fprintf(stderr, "run: note: context %zu: room for %zu new tokens\n", full, full - n);
     return min_size(full, n + wanted);
 }
 
@@ -1582,7 +1582,7 @@ static void run_session(Session *x, const Options *o, const Model *m, const Toke
     append(&x->ends, data_of(m->eos_ids), m->config.n_eos * sizeof(int));
     if (chats) append(&x->ends, t->at[ENDS], t->n[ENDS] * sizeof(int));
     new_run(&x->run, m, context, (size_t)o->chunk, 1);
-    x->sampler.logits = allocate(vocab_size, sizeof *x->sampler.logits, "the sampler");
+    x->sampler.candidates = allocate(vocab_size, sizeof *x->sampler.candidates, "the sampler");
     x->sampler.weights = allocate(vocab_size, sizeof *x->sampler.weights, "the sampler");
     append_tokens(&x->out, x->t, &x->decoder, p->ids, p->n, false);
     if (x->t && p->text.size) decode_end(&x->decoder, &x->out), print_from(&p->text, 0);  // text as it was given
@@ -1631,7 +1631,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
                 double largest = -INFINITY, sum = 0;
                 for (size_t i = 0; i < vocab_size; i++) if ((double)x[i] > largest) largest = (double)x[i];
                 for (size_t i = 0; i < vocab_size; i++) sum += exp((double)x[i] - largest);
-                if (!(sum > 0)) die("all logits of a position are -inf (damaged weights? see -m check)");
+                if (!(sum > 0)) die("all logits at position %zu are -inf (see -m check)", first + at);
                 nll += largest + log(sum) - (double)x[p->ids[first + at + 1]];  // -ln p of the id that follows
             }
         }
@@ -1731,15 +1731,15 @@ static void check_options(Options *o) {
     while (strcmp(o->mode_name, names[o->mode]))
         if (++o->mode == N_MODES) usage_error("unknown mode %s (see run --help)", o->mode_name);
     bool binary = o->mode == LOGITS || o->mode == HIDDEN, to_stdout = !o->output || !strcmp(o->output, "-");
-    bool chats = o->mode == CHAT, without = o->mode == TOKENIZE || o->mode == DETOKENIZE || (chats && o->print_ids);
+    bool chats = o->mode == CHAT, translates = o->mode == TOKENIZE || o->mode == DETOKENIZE || (chats && o->print_ids);
     if (chats && o->ids) usage_error("-I is given with -m chat (leave it out)");
     if (!chats && !!o->text + !!o->file + !!o->ids > 1) usage_error("-i, -f, -I: more than one is given (leave one)");
     if (o->system && !chats) usage_error("-y is for -m chat, not %s (put it into the prompt)", o->mode_name);
-    if (!o->model && !without) usage_error("no model is named (run MODEL [options]; see run --help)");
+    if (!o->model && !translates) usage_error("no model is named (run MODEL [options]; see run --help)");
     if (o->mode == TOKENIZE && !o->text && !o->file) usage_error("-m tokenize has no text (give -i or -f)");
     if (o->mode == DETOKENIZE && !o->ids) usage_error("-m detokenize has no ids (give -I)");
     if (o->output && !binary) usage_error("-o is for -m logits and hidden, not %s (redirect its output)", o->mode_name);
-    if (binary && to_stdout && isatty(STDOUT_FILENO)) usage_error("-m %s is no text (give -o)", o->mode_name);
+    if (binary && to_stdout && isatty(STDOUT_FILENO)) usage_error("-m %s is binary (give -o)", o->mode_name);
 }
 
 // -j, else OMP_NUM_THREADS, else a thread for each core that this process may use, within its share of time.
@@ -1780,9 +1780,9 @@ int main(int argc, char **argv) {
     set_threads((size_t)o.threads);
     for (const int *s = (int[]){SIGINT, SIGTERM, SIGHUP, SIGBUS, 0}; *s; s++) signal(*s, on_signal);
     signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit is an error
-    bool has_text = o.text || o.file || o.mode == CHAT || o.mode == DETOKENIZE || (o.mode == CHECK && o.tokenizer);
+    bool has_text = o.text || o.file || o.mode == CHAT || o.mode == DETOKENIZE || (o.mode == GENERATE && !o.print_ids);
     if (o.model) load_model(&m, o.model);
-    if (has_text || (o.mode == GENERATE && !o.print_ids)) load_tokenizer(&t, &o, &m);
+    if (has_text || (o.mode == CHECK && o.tokenizer)) load_tokenizer(&t, &o, &m);
     if (o.mode == CHECK) return check(&o, &m, &t), 0;
     if (o.mode == CHAT && t.n[TURNS] < 16) die("%s has no chat format (use -m generate with a whole prompt)", t.path);
     if (o.system && t.n[TURNS] < 32) die("the chat template in %s takes no system prompt (leave out -y)", t.path);

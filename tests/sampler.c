@@ -17,11 +17,11 @@ static void answer_request(const Request *q, const int32_t *history, const float
     size_t n = (size_t)q->vocab_size, draws = (size_t)q->draws;
     Sampler s = {.temperature = q->temperature, .top_p = q->top_p, .min_p = q->min_p, .penalty = q->penalty,
                  .top_k = q->top_k, .state = q->seed};
-    s.logits = allocate(n, sizeof *s.logits, "logits");
+    s.candidates = allocate(n, sizeof *s.candidates, "candidates");
     s.weights = allocate(n, sizeof *s.weights, "weights");
     size_t seen = (size_t)q->history;
     int best = sample(&s, logits, n, history, seen);
-    for (size_t i = 0; i < n && s.temperature == 0; i++) s.weights[i] = i == (size_t)best;
+    if (s.temperature == 0) s.weights[best] = 1;
     s.state = q->seed;
     double total = 0;
     for (size_t i = 0; i < n; i++) total += s.weights[i];
@@ -32,7 +32,7 @@ static void answer_request(const Request *q, const int32_t *history, const float
     fwrite(sizes, sizeof sizes, 1, stdout);
     fwrite(p, sizeof *p, n, stdout);
     fwrite(picked, sizeof *picked, draws, stdout);
-    free(s.logits), free(s.weights), free(p), free(picked);
+    free(s.candidates), free(s.weights), free(p), free(picked);
 }
 
 int main(void) {

@@ -228,7 +228,7 @@ def test_prompts_that_fit(tmp_path, prompt):
     count = status(done)
     assert count[0] == prompt and count[1] == 16 - prompt and len(done.stdout.split()) == 16
     capped = run(tmp_path / "m.bin", "-I", "5 " * prompt, "--ids", "-n", "100")
-    assert status(capped)[:2] == count[:2] and re.search(rb"16[^\n]*\n", capped.stderr)
+    assert status(capped)[:2] == count[:2] and b"note: context 16: room for %d new" % (16 - prompt) in capped.stderr
     assert len(capped.stderr.splitlines()) == 2 and len(done.stderr.splitlines()) == 1
 
 
@@ -251,7 +251,7 @@ def test_context_flag(tiny):
     for mode in ("generate", "logits", "hidden", "perplexity", "check"):
         refused(1, tiny.model, "-m", mode, *(["-I", "5 6", "--ids"] if mode != "check" else []), "-c", "65",
                 words=[r"\b65\b", r"\b64\b"])
-    refused(1, tiny.model, "-I", "5 6 7", "--ids", "-c", "2", words=[r"\b3\b", r"\b2\b"])
+    refused(1, tiny.model, "-I", "5 6 7", "--ids", "-c", "2", words=["3 tokens, the context 2 ", "seq_len is 64"])
     assert status(run(tiny.model, "-I", "5 6 7", "--ids", "-c", "4", "-n", "-1", "-s", "1"))[:2] == (3, 1)
 
 
@@ -653,7 +653,7 @@ def test_a_final_newline_on_a_terminal_only(tiny):
 @pytest.mark.parametrize("mode", ["logits", "hidden"])
 def test_no_binary_to_a_terminal(tiny, tmp_path, mode):
     got, err, code = on_terminal(tiny.model, "-m", mode, "-I", "5 6")
-    assert (got, code) == (b"", 2) and re.fullmatch(rb"run: [^\n]+ \([^\n]+\)\n", err)
+    assert (got, code) == (b"", 2) and err == b"run: -m %s is binary (give -o)\n" % mode.encode()
     got, err, code = on_terminal(tiny.model, "-m", mode, "-I", "5 6", "-o", "-")
     assert (got, code) == (b"", 2)
     got, err, code = on_terminal(tiny.model, "-m", mode, "-I", "5 6", "-o", tmp_path / "out")

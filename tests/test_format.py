@@ -120,6 +120,7 @@ def test_headers_that_contradict_themselves(tmp_path, changes):
 @pytest.mark.parametrize("changes, value", [
     (dict(version=2), "version.*2"), (dict(weight_type=7), "weight_type.*7"),
     (dict(n_heads=6, n_kv_heads=4, head_dim=4), "6.*4|4.*6"),
+    (dict(eos=[-5]), "end id -5 is no id of"), (dict(eos=[40]), "end id 40 is no id of"),
     (dict(n_experts=8), "n_experts.*8"), (dict(logit_softcap=-30.0), "logit_softcap.*-30"),
     (dict(norm_kind=2), "norm_kind.*2"), (dict(norm_place=20), "norm_place 20"),
     (dict(rms_norm_eps=float("nan")), "rms_norm_eps.*nan"), (dict(embedding_scale=-2.0), "embedding_scale.*-2")],

@@ -322,6 +322,11 @@ static void test_sine_cosine(void) {
     for (double n = 0; n < 640000; n += 1 + floor(n / 300))
         for (int i = -3; i < 4; i++) worst = worse(worst, sine_error(fabs(n * 0x1.921fb54442d18p0 + i * 1e-9 * n)));
     EXPECT(worst <= limit, "around multiples of pi/2: off by %g", worst);
+    for (double x = 1.5e16; x < 2e16; x += 1e15) {  // where n + 1 is n
+        double sine, cosine;
+        sine_cosine(x, &sine, &cosine);
+        EXPECT(fabs(hypot(sine, cosine) - 1) < 1e-9 && sine != cosine, "of %g: %g and %g", x, sine, cosine);
+    }
 }
 
 // What attention makes of query q at position `at`, for element d, by long double: keys and values (n, kv_dim).
@@ -345,7 +350,7 @@ static long double attended(const Config *c, size_t window, const float *q, cons
 static void put(Run *r, size_t l, size_t position, const float *k, const float *v) {
     size_t n = r->model->config.n_kv_heads * r->model->config.head_dim;
     for (size_t i = 0; i < n; i++) r->k[i] = k ? k[i] : NAN, r->v[i] = v ? v[i] : NAN;
-    r->position = position, place(r, l, 0, 1);
+    r->position = position, fill_cache(r, l, 0, 1);
 }
 
 // Attention over n positions in chunks, of the second of two layers: the first of `chunks` against long double, others
@@ -578,10 +583,10 @@ static void test_uniform(void) {
 
 // The id that sample() picks from three logits when the generator draws these 24 bits.
 static int pick(const float logits[3], uint64_t bits, double temperature) {
-    float after_penalty[3];
+    Candidate candidates[3];
     double weights[3];
     Sampler s = {.temperature = temperature, .top_p = 1, .penalty = 1, .state = state_before(bits),
-                 .logits = after_penalty, .weights = weights};
+                 .candidates = candidates, .weights = weights};
     return sample(&s, logits, 3, NULL, 0);
 }
 
@@ -596,33 +601,47 @@ static void test_picks(void) {
     EXPECT(pick(tie, 0xffffff, 0) == 1 && pick(tie, 5, 1e-300) <= 2, "greedy takes the lower id of a tie");
 }
 
-// keep_best against one id after the other, weights being sums of powers of two so that sums are exact.
+static int by_order(const void *a, const void *b) {
+    const Candidate *x = a, *y = b;
+    return x->logit > y->logit ? -1 : x->logit < y->logit ? 1 : x->id - y->id;
+}
+
+// keep_best against a full sort, weights being sums of powers of two so that sums are exact.
 static void test_keep_best(void) {
     for (int round = 0; round < 3000; round++) {
-        float logits[50];
-        double weights[50], want[50] = {0}, total = 0, sum = 0;
-        size_t n = 1 + random_below(50), different = 1 + random_below(20), kept = 0;
+        Candidate c[50], sorted[50];
+        size_t n = 1 + random_below(50), different = 1 + random_below(20), want = 0;
+        double total = 0, sum = 0;
         for (size_t i = 0; i < n; i++) {
-            logits[i] = (float)random_below(different) - 5, weights[i] = ldexp(1, (int)logits[i] - 10);
-            if (logits[i] == 0 && i % 2) logits[i] = -0.0f;
-            total += weights[i];
+            float logit = (float)random_below(different);
+            c[i] = (Candidate){.logit = logit, .weight = ldexpf(1, (int)logit - 10), .id = (int)i};
+            total += (double)c[i].weight;
         }
         double goal = round % 3 == 0 ? 0 : round % 3 == 1 ? total : total * (double)uniform(&test_state);
-        for (size_t best; kept < n && (kept == 0 || sum < goal); kept++, sum += want[best] = weights[best]) {
-            for (best = 0; want[best] > 0;) best++;
-            for (size_t i = best; i < n; i++) if (!(want[i] > 0) && logits[i] > logits[best]) best = i;
-        }
-        keep_best(logits, weights, n, fmax(goal, DBL_MIN));
-        EXPECT(!memcmp(weights, want, n * sizeof *want), "not the best %zu of %zu, for %g of %g", kept, n, goal, total);
+        memcpy(sorted, c, sizeof c);
+        qsort(sorted, n, sizeof *c, by_order);
+        while (want < n && (want == 0 || sum < goal)) sum += (double)sorted[want++].weight;
+        size_t got = keep_best(c, n, goal);
+        qsort(c, got, sizeof *c, by_order);
+        bool equal = got == want;
+        for (size_t i = 0; equal && i < got; i++) equal = c[i].id == sorted[i].id;
+        EXPECT(equal, "%zu kept of %zu, not %zu, for %g of %g", got, n, want, goal, total);
     }
-    static const struct { double p, left[3]; } cases[] = {
-        {0, {0.5, 0, 0}}, {0.5, {0.5, 0, 0}}, {0.6, {0.5, 0.25, 0}}, {0.75, {0.5, 0.25, 0}}, {0.76, {0.5, 0.25, 0.25}},
-        {1, {0.5, 0.25, 0.25}}};
+    // In this order a pivot in the middle would be the worst one each time: seconds in all.
+    size_t n = 100000;
+    Candidate *pipes = allocate(n, sizeof *pipes, "candidates");
+    for (size_t i = 0; i < n; i++)
+        pipes[i] = (Candidate){.logit = (float)(i < n / 2 ? i : n - i), .weight = 1, .id = (int)i};
+    double start = seconds(CLOCK_MONOTONIC);
+    EXPECT(keep_best(pipes, n, 1000) == 1000 && seconds(CLOCK_MONOTONIC) - start < 1, "slow on a rise and a fall");
+    free(pipes);
+    static const struct { double p; size_t kept; } cases[] = {{0, 1}, {0.5, 1}, {0.6, 2}, {0.75, 2}, {0.76, 3}, {1, 3}};
     for (size_t i = 0; i < 6; i++) {
-        double weights[3] = {0.5, 0.25, 0.25};
-        keep_best((const float[3]){2, 1, 1}, weights, 3, fmax(cases[i].p, DBL_MIN));
-        EXPECT(!memcmp(weights, cases[i].left, sizeof weights), "top-p %g of 1/2, 1/4, 1/4: %g %g %g", cases[i].p,
-               weights[0], weights[1], weights[2]);
+        Candidate c[3] = {{.logit = 2, .weight = 0.5f, .id = 0}, {.logit = 1, .weight = 0.25f, .id = 1},
+                          {.logit = 1, .weight = 0.25f, .id = 2}};
+        size_t kept = keep_best(c, 3, cases[i].p);
+        EXPECT(kept == cases[i].kept, "top-p %g of 1/2, 1/4, 1/4 keeps %zu", cases[i].p, kept);
+        EXPECT(kept != 2 || c[0].id + c[1].id == 1, "at a tie the lower id goes first");
     }
 }
 
