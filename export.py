@@ -10,14 +10,31 @@ Each source becomes a `Source`: a config in Hugging Face's terms and float32 ten
 the header or refuses it, `layout` lists the tensors (run.c's table specifies both), `write_model` copies them one by
 one. What is not known to leave the maths alone is an error that names it.
 """
+import os
+import signal
+import sys
+
+UNFINISHED = []  # folders of what is being written
+
+
+def stop(number, _):
+    """Ends the program at once: an exception would be lost, or a crash, in a library that loads another one."""
+    for folder in UNFINISHED:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":  # before all that takes long to load
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, stop)
+
 import argparse
 import json
 import math
-import os
 import random
 import re
-import signal
-import sys
+import shutil
 import tempfile
 import zipfile
 from collections import Counter
@@ -162,18 +179,22 @@ def listing(names):
 
 
 @contextmanager
-def reading(what):
-    """Whatever a library raises on bad data becomes one line that names the data."""
+def exporting(what, advice="see that it is whole and of this kind"):
+    """Whatever a library or the system raises becomes one line: what failed, the first sentence it says, what to do."""
     try:
         yield
-    except (ExportError, MemoryError):
+    except ExportError:
         raise
     except Exception as error:
-        fail(f"{what} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        said = " ".join(f"{type(error).__name__}: {error}".split(". ")[0].split())[:300]
+        size = f" of {what.stat().st_size} bytes" if isinstance(what, Path) and what.is_file() else ""
+        advice = ("free some memory" if isinstance(error, MemoryError) else "see its name, its permissions and the room "
+                  "on the disk" if isinstance(error, OSError) or "os error" in said else advice)  # Rust's, too
+        fail(f"cannot export {what}{size}: {said} ({advice})")
 
 
 def read_json(path):
-    with reading(path):
+    with exporting(path):
         return dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
@@ -191,6 +212,7 @@ def replacing(path, source=None):
     if path.exists() and not (path.is_file() or path.is_dir()):
         fail(f"{path} is a device or FIFO (give a file's name)")
     with tempfile.TemporaryDirectory(".tmp", f".{path.name}.", path.parent) as folder:
+        UNFINISHED.append(folder)
         yield (temporary := Path(folder, path.name))
         for file in (file for file in Path(folder).rglob("*") if file.is_file()):
             with open(file, "rb") as opened:
@@ -425,7 +447,7 @@ def check_tensors(source, kind, h):
 
 def write_model(source, path, fingerprint, bf16=False):
     """Writes the checkpoint, tensor by tensor; the matrices as bfloat16, where asked and where that changes nothing."""
-    with reading("config"):
+    with exporting("config", "correct config.json"):
         config, c, stops = settle(source.config, source.generation)
         h, small = describe(c, stops)
     if h["seq_len"] < c.max_position_embeddings:
@@ -441,7 +463,7 @@ def write_model(source, path, fingerprint, bf16=False):
     with open(path, "xb", buffering=BUFFER) as file:
         file.write(np.array(tuple(h[name] for name in HEADER.names), HEADER).tobytes())
         for name, layer, shape, kind, offset in tqdm(list(layout(h)), unit=" tensors", disable=None):
-            with reading(name):
+            with exporting(name):
                 parts = [] if name in small else places(source.column, c.model_type, name, layer, shape, h)
                 arrays = [source.read(part)[first:first + rows] for part, first, (rows, *_) in parts]
                 array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0] if arrays else small[name]
@@ -479,7 +501,7 @@ def open_hugging_face(folder):
     for file in files:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             fail(f"{index}: the path {file!r} leaves the folder")
-        with reading(folder / file):
+        with exporting(folder / file):
             handle = safe_open(folder / file, "pt")
         for name in handle.keys():
             if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in handles:
@@ -572,7 +594,7 @@ def open_torch(path):
     is_meta, shards = path.is_dir(), []
     files = sorted(path.glob("consolidated.*.pth")) if is_meta else [path]
     for file in files:
-        with reading(file):
+        with exporting(file):
             shards.append(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)))
     p = read_json(path / "params.json") if is_meta else shards[0]["model_args"]
     if not is_meta:
@@ -613,14 +635,14 @@ def find_source(source):
         return Path(source)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
         fail(f"{source} does not exist (a folder, a file or a hub id OWNER/NAME is expected)")
-    with reading(f"{source}, no path here and on the Hugging Face hub,"):
+    with exporting(f"{source}, no path here and on the Hugging Face hub,", "see the name and the network"):
         return Path(huggingface_hub.snapshot_download(source, ignore_patterns=["*/*"], allow_patterns=[
             "*.json", "*.safetensors", *TOKENIZER_FILES]))
 
 
 def open_source(path):
     """Tells the kinds of source apart by what they hold."""
-    with reading(path):
+    with exporting(path):
         if (path / "config.json").exists():
             return open_hugging_face(path)
         if (path / "params.json").exists() or path.suffix == ".pt":
@@ -964,7 +986,7 @@ def combining_classes():
 
 def read_tokenizer_json(path):
     """tokenizer.json as `tokenizers` understands it, whatever the version that wrote it."""
-    with reading(path):
+    with exporting(path):
         tokenizer, added = Tokenizer.from_file(str(path)), read_json(path)["added_tokens"]
         spec = json.loads(tokenizer.to_str())
         special = {token["content"] for token in added if token["special"]}
@@ -1013,7 +1035,7 @@ def sentencepiece_spec(pieces, scores, unk, dummy_prefix, added, around):
 def read_sentencepiece(path):
     """tokenizer.model, as the sentencepiece package encodes with it, BOS in front where it has one."""
     from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
-    with reading(path):
+    with exporting(path):
         proto = sentencepiece_model_pb2.ModelProto.FromString(Path(path).read_bytes())
         tokenizer = SentencePieceProcessor(str(path))
     kinds, normalizer, trainer = proto.SentencePiece, proto.normalizer_spec, proto.trainer_spec
@@ -1041,7 +1063,7 @@ def is_gguf(path):
 
 def read_gguf_vocabulary(path):
     """The tokenizer of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
-    with reading(path):
+    with exporting(path):
         fields = {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
                   for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
         if "model" not in fields:
@@ -1374,10 +1396,14 @@ def write_tokenizer(source, path, rows=None):
 def to_hugging_face(folder, path, tokenizer):
     """Writes config.json, generation_config.json, model.safetensors (as many files as it takes) and tokenizer files."""
     import torch
-    h = dict(zip(HEADER.names, [value for row in np.fromfile(path, HEADER, 1).tolist() for value in row]))
+    with exporting(path):
+        h = dict(zip(HEADER.names, [value for row in np.fromfile(path, HEADER, 1).tolist() for value in row]))
     if not h or h["magic"] != MAGIC or h["version"] != 1 or not 0 < h["n_layers"] <= 65536:  # as run has it
         fail(f"{path} is not a run.c checkpoint of version 1 (a llama2.c model: export its .pt first)")
-    with reading(path):
+    end = max(offset + np.dtype(kind).itemsize * math.prod(shape) for *_, shape, kind, offset in layout(h))
+    if (size := path.stat().st_size) < end:
+        fail(f"{path} holds {size} bytes of the {end} that its header promises (it is cut short: export it again)")
+    with exporting(path):
         arrays = {(name, layer): np.memmap(path, kind, "c", offset, shape)
                   for name, layer, shape, kind, offset in layout(h)}
     if not h["config_size"]:
@@ -1386,7 +1412,7 @@ def to_hugging_face(folder, path, tokenizer):
     config, c, _ = settle(json.loads(arrays["config_json", None].tobytes()), {})
     wanted, small = describe(c, stops)
     if differing := [key for key in wanted if h[key] != wanted[key]]:
-        fail(f"{path}: its config.json says otherwise about {listing(differing)}")
+        fail(f"{path}: its config.json says otherwise about {listing(differing)} (export it again)")
     if differing := [name for name in small if not np.array_equal(small[name], arrays[name, None])]:
         fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
              "could not load them)")
@@ -1452,26 +1478,18 @@ def main(arguments=None):
     a = parser.parse_args(arguments)
     if len(a.paths) != (1 if a.hf else 2) or bool(a.hf) + a.tokenizer + a.bf16 > 1 or a.tokenizer_source and not a.hf:
         parser.error("these arguments do not go together")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        if a.hf:
-            to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
-        elif a.tokenizer:
-            source, path = find_source(a.paths[0]), Path(a.paths[1]).absolute()
-            with replacing(path, source) as temporary:
-                write_tokenizer(source, temporary) or fail(f"{a.paths[0]} has no tokenizer")
-        else:
-            export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
-    except (ExportError, OSError, MemoryError) as error:
-        known = isinstance(error, ExportError) or getattr(error, "filename", None)
-        sys.exit(f"export.py: {str(error) or 'out of memory'}{'' if known else f' ({a.paths[-1]} is not written)'}")
-    except Exception as error:  # a library's, on data that it cannot take
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        sys.exit(f"export.py: {a.paths[0]} cannot be exported: {what}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+        with exporting(f"{a.paths[0]} to {a.hf or a.paths[1]}"):
+            if a.hf:
+                to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
+            elif a.tokenizer:
+                source, path = find_source(a.paths[0]), Path(a.paths[1]).absolute()
+                with replacing(path, source) as temporary:
+                    write_tokenizer(source, temporary) or fail(f"{a.paths[0]} has no tokenizer")
+            else:
+                export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
+    except ExportError as error:
+        sys.exit(f"export.py: {error}")
 
 
 if __name__ == "__main__":
