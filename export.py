@@ -179,14 +179,14 @@ def listing(names):
 
 
 @contextmanager
-def exporting(what, advice="see that it is whole and of this kind"):
+def exporting(what, advice="it may be cut short or of another kind: bring it again"):
     """Whatever a library or the system raises becomes one line: what failed, the first sentence it says, what to do."""
     try:
         yield
     except ExportError:
         raise
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split(". ")[0].split())[:300]
+        said = " ".join(f"{type(error).__name__}: {error}".split(". ")[0].split())[:300].rstrip(".")
         size = f" of {what.stat().st_size} bytes" if isinstance(what, Path) and what.is_file() else ""
         advice = ("free some memory" if isinstance(error, MemoryError) else "see its name, its permissions and the room "
                   "on the disk" if isinstance(error, OSError) or "os error" in said else advice)  # Rust's, too
