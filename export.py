@@ -188,8 +188,8 @@ def exporting(what, advice="it may be cut short or of another kind: bring it aga
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split(". ")[0].split())[:300].rstrip(".")
         size = f" of {what.stat().st_size} bytes" if isinstance(what, Path) and what.is_file() else ""
-        advice = ("free some memory" if isinstance(error, MemoryError) else "see its name, its permissions and the room "
-                  "on the disk" if isinstance(error, OSError) or "os error" in said else advice)  # Rust's, too
+        if isinstance(error, (OSError, MemoryError)) or "os error" in said:  # Rust's, too
+            advice = "see names, permissions and the room in memory and on the disk"
         fail(f"cannot export {what}{size}: {said} ({advice})")
 
 
@@ -201,10 +201,9 @@ def read_json(path):
 @contextmanager
 def replacing(path, source=None):
     """Gives a name in a folder beside `path`, renamed to `path` when the block ends well. Files of `source` stay."""
-    files = source.glob("*") if source else []
     read = (".safetensors", ".json", ".pth", ".model")
-    inputs = [source, *(file for file in files if file.suffix in read and file.exists())]
-    if source and (path.is_dir() or path.exists() and any(path.samefile(file) for file in inputs)):
+    inputs = [source, *(file for file in source.glob("*") if file.suffix in read and file.exists())] if source else []
+    if source and path.is_dir() or path.exists() and any(path.samefile(file) for file in inputs):
         fail(f"{path} is a folder or of the source itself (give another name)")
     if not path.parent.is_dir():
         fail(f"{path.parent} is no folder (make it, or give another name)")
@@ -1063,29 +1062,28 @@ def is_gguf(path):
 
 def read_gguf_vocabulary(path):
     """The tokenizer of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
-    with exporting(path):
-        fields = {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
-                  for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
-        if "model" not in fields:
-            return None
-        kind, tokens, get = fields["model"], fields.get("tokens", []), fields.get
-        pre = get("pre", "default") if kind == "gpt2" else ""
-        if kind not in ("llama", "gpt2") or pre and pre not in PRE:
-            fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")
-        kinds = get("token_type", [TokenType.NORMAL] * len(tokens))
-        pieces = {piece: i for i, piece in reversed([*enumerate(tokens)])}
-        added = [dict(content=piece, id=i, special=kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
-                 if kinds[i] in (TokenType.CONTROL, TokenType.USER_DEFINED)]
-        around = [[fields[f"{name}_token_id"]] if get(f"add_{name}_token", default) else []
-                  for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
-        base = [(i, piece) for i, piece in enumerate(tokens) if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)]
-        special = {name: tokens[fields[f"{name}_id"]] for name in ("bos_token", "eos_token") if f"{name}_id" in fields}
-        more = dict(base=base, chat_template=get("chat_template"), special=special)
-        if kind == "llama":
-            scores = {piece: fields["scores"][i] for i, piece in base}
-            unk = tokens[fields["unknown_token_id"]] if "unknown_token_id" in fields else None
-            return sentencepiece_spec(pieces, scores, unk, get("add_space_prefix", True), added, around) | more
-        merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
+    fields = {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
+              for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
+    if "model" not in fields:
+        return None
+    kind, tokens, get = fields["model"], fields.get("tokens", []), fields.get
+    pre = get("pre", "default") if kind == "gpt2" else ""
+    if kind not in ("llama", "gpt2") or pre and pre not in PRE:
+        fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")
+    kinds = get("token_type", [TokenType.NORMAL] * len(tokens))
+    pieces = {piece: i for i, piece in reversed([*enumerate(tokens)])}
+    added = [dict(content=piece, id=i, special=kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
+             if kinds[i] in (TokenType.CONTROL, TokenType.USER_DEFINED)]
+    around = [[fields[f"{name}_token_id"]] if get(f"add_{name}_token", default) else []
+              for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
+    base = [(i, piece) for i, piece in enumerate(tokens) if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)]
+    special = {name: tokens[fields[f"{name}_id"]] for name in ("bos_token", "eos_token") if f"{name}_id" in fields}
+    more = dict(base=base, chat_template=get("chat_template"), special=special)
+    if kind == "llama":
+        scores = {piece: fields["scores"][i] for i, piece in base}
+        unk = tokens[fields["unknown_token_id"]] if "unknown_token_id" in fields else None
+        return sentencepiece_spec(pieces, scores, unk, get("add_space_prefix", True), added, around) | more
+    merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
     patterns, form, whole = PRE[pre]
     splits = [dict(type="Digits", individual_digits=True) if pattern == "Digits" else
               dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False) for pattern in patterns]
@@ -1108,7 +1106,8 @@ def read_vocabulary(source):
     config, file = {}, source.with_name("chat_template.jinja")
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         config |= read_json(source.with_name(name)) if source.with_name(name).exists() else {}
-    text = file.read_text("utf-8") if file.exists() else config.get("chat_template")
+    with exporting(file):
+        text = file.read_text("utf-8") if file.exists() else config.get("chat_template")
     if isinstance(text, list):
         text = next((named["template"] for named in text if named["name"] == "default"), None)
     special = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items()
@@ -1396,26 +1395,23 @@ def write_tokenizer(source, path, rows=None):
 def to_hugging_face(folder, path, tokenizer):
     """Writes config.json, generation_config.json, model.safetensors (as many files as it takes) and tokenizer files."""
     import torch
-    with exporting(path):
-        h = dict(zip(HEADER.names, [value for row in np.fromfile(path, HEADER, 1).tolist() for value in row]))
+    h = dict(zip(HEADER.names, [value for row in np.fromfile(path, HEADER, 1).tolist() for value in row]))
     if not h or h["magic"] != MAGIC or h["version"] != 1 or not 0 < h["n_layers"] <= 65536:  # as run has it
         fail(f"{path} is not a run.c checkpoint of version 1 (a llama2.c model: export its .pt first)")
     end = max(offset + np.dtype(kind).itemsize * math.prod(shape) for *_, shape, kind, offset in layout(h))
     if (size := path.stat().st_size) < end:
         fail(f"{path} holds {size} bytes of the {end} that its header promises (it is cut short: export it again)")
-    with exporting(path):
-        arrays = {(name, layer): np.memmap(path, kind, "c", offset, shape)
-                  for name, layer, shape, kind, offset in layout(h)}
+    arrays = {(name, layer): np.memmap(path, kind, "c", offset, shape)
+              for name, layer, shape, kind, offset in layout(h)}
     if not h["config_size"]:
         fail(f"{path} carries no config.json (export it again)")
     stops = arrays["eos_ids", None].tolist()
     config, c, _ = settle(json.loads(arrays["config_json", None].tobytes()), {})
     wanted, small = describe(c, stops)
-    if differing := [key for key in wanted if h[key] != wanted[key]]:
-        fail(f"{path}: its config.json says otherwise about {listing(differing)} (export it again)")
-    if differing := [name for name in small if not np.array_equal(small[name], arrays[name, None])]:
-        fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
-             "could not load them)")
+    differing = [key for key in wanted if h[key] != wanted[key]]
+    if differing := differing or [name for name in small if not np.array_equal(small[name], arrays[name, None])]:
+        fail(f"{path}: its {listing(differing)} are not those of its config.json (export it again; a GGUF's own "
+             "frequencies are nothing that transformers could load)")
     tensors = {}
     for name, layer in (key for key in arrays if len(TENSORS[key[0]]) > 3):
         parts = places(HUGGING_FACE, c.model_type, name, layer, arrays[name, layer].shape, h)

@@ -812,7 +812,7 @@ def test_no_room(run, exported, tmp_path, arguments):
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)))
     error = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and sorted(os.listdir(tmp_path)) == before
-    assert re.fullmatch(r"export\.py: .* File too large.* \(.*room on the disk\)", error), done.stderr
+    assert re.fullmatch(r"export\.py: .* File too large.* \(.*room .* on the disk\)", error), done.stderr
     assert all(line.startswith("export.py: note: ") for line in done.stderr.splitlines()[:-1]), done.stderr
 
 
