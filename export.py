@@ -36,6 +36,7 @@ import random
 import re
 import shutil
 import tempfile
+import warnings
 import zipfile
 from collections import Counter
 from contextlib import contextmanager
@@ -161,12 +162,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja")
 
 
-class ExportError(Exception):
-    """What is wrong, with the value, and what to do: one line."""
-
-
 def fail(message):
-    raise ExportError(message)
+    """One line: what is wrong, with the value, and what to do. No Exception, so that nothing takes it for a library's."""
+    sys.exit(f"export.py: {message}")
 
 
 def note(message):
@@ -180,11 +178,9 @@ def listing(names):
 
 @contextmanager
 def exporting(what, advice="it may be cut short or of another kind: bring it again"):
-    """Whatever a library or the system raises becomes one line: what failed, the first sentence it says, what to do."""
+    """Whatever a library or the system raises becomes such a line, with the first sentence of what it says."""
     try:
         yield
-    except ExportError:
-        raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split(". ")[0].split())[:300].rstrip(".")
         size = f" of {what.stat().st_size} bytes" if isinstance(what, Path) and what.is_file() else ""
@@ -601,6 +597,8 @@ def open_torch(path):
     if unknown := p.keys() - META_KEYS:
         fail(f"{path}: parameters {listing(unknown)} (run.c has no such variant)")
     n, first, dim = len(shards), shards[0], p["dim"]
+    if odd := [name for name in first if first[name].dtype not in (torch.float32, torch.bfloat16, torch.float16)]:
+        fail(f"{path}: {listing(odd)} of another type than float32, bfloat16 and float16 (convert them)")
     wanted = dim // len(first["layers.0.attention.wq.weight"])
     if is_meta and [file.name for file in files] != [f"consolidated.{i:02d}.pth" for i in range(wanted)]:
         fail(f"{path} holds {n} shards of {wanted} (consolidated.00.pth to {wanted - 1:02d} are expected)")
@@ -1474,18 +1472,16 @@ def main(arguments=None):
     a = parser.parse_args(arguments)
     if len(a.paths) != (1 if a.hf else 2) or bool(a.hf) + a.tokenizer + a.bf16 > 1 or a.tokenizer_source and not a.hf:
         parser.error("these arguments do not go together")
-    try:
-        with exporting(f"{a.paths[0]} to {a.hf or a.paths[1]}"):
-            if a.hf:
-                to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
-            elif a.tokenizer:
-                source, path = find_source(a.paths[0]), Path(a.paths[1]).absolute()
-                with replacing(path, source) as temporary:
-                    write_tokenizer(source, temporary) or fail(f"{a.paths[0]} has no tokenizer")
-            else:
-                export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
-    except ExportError as error:
-        sys.exit(f"export.py: {error}")
+    warnings.simplefilter("ignore")  # of libraries
+    with exporting(f"{a.paths[0]} to {a.hf or a.paths[1]}"):
+        if a.hf:
+            to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
+        elif a.tokenizer:
+            source, path = find_source(a.paths[0]), Path(a.paths[1]).absolute()
+            with replacing(path, source) as temporary:
+                write_tokenizer(source, temporary) or fail(f"{a.paths[0]} has no tokenizer")
+        else:
+            export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
 
 
 if __name__ == "__main__":

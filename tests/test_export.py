@@ -536,6 +536,20 @@ def test_meta_errors(run, tmp_path, plain):
     refused(run, tmp_path, meta)
 
 
+def test_types_in_a_pt(run, tmp_path, recwarn):
+    """None is rounded or cut in silence, and no library warns in a line of its own."""
+    folder = models.tiny_llama(tmp_path / "m")
+    whole = torch.load(models.llama2c_pt(folder, tmp_path / "x.pt"), weights_only=True)
+    norm = whole["model"]["_orig_mod.norm.weight"]
+    for odd in (norm.double(), norm.to(torch.complex64), norm.to(torch.int8),
+                torch.quantize_per_tensor(norm, 0.1, 0, torch.qint8)):
+        whole["model"]["_orig_mod.norm.weight"] = odd
+        torch.save(whole, tmp_path / "y.pt")
+        recwarn.clear()
+        refused(run, tmp_path, tmp_path / "y.pt", "norm.weight", "float32")
+        assert not recwarn.list
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("evil",)
