@@ -163,7 +163,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 
 
 def fail(message):
-    """One line: what is wrong, with the value, and what to do. No Exception, so that nothing takes it for a library's."""
+    """One line: what is wrong, with the value, and what to do. No Exception, lest it be taken for a library's."""
     sys.exit(f"export.py: {message}")
 
 
@@ -492,17 +492,17 @@ def open_hugging_face(folder):
                  "from a pytorch_model.bin with transformers' save_pretrained)")
         indexed = read_json(index)["weight_map"]
         files = sorted(set(indexed.values()))
-    handles = {}
+    slices = {}
     for file in files:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             fail(f"{index}: the path {file!r} leaves the folder")
         with exporting(folder / file):
             handle = safe_open(folder / file, "pt")
         for name in handle.keys():
-            if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in handles:
+            if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in slices:
                 fail(f"{name} is of type {kind}, or in two files (F32, BF16 and F16, once, are supported)")
-            handles[name] = handle, name
-    if lost := indexed.keys() - handles.keys():
+            slices[name] = handle.get_slice(name)
+    if lost := indexed.keys() - slices.keys():
         fail(f"missing tensors: {listing(lost)} (named by {index.name})")
     generation, config = folder / "generation_config.json", read_json(folder / "config.json")
     if config.get("model_type") == "mistral" and "layer_types" in config:  # transformers takes it for a Ministral
@@ -512,11 +512,11 @@ def open_hugging_face(folder):
         common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
                       tie_word_embeddings=config.get("tie_word_embeddings", True))
-        handles = {name.replace("language_model.", ""): held for name, held in handles.items()
-                   if not re.search(r"vision_tower\.|multi_modal_projector\.", name)}
-    shapes = {name: tuple(handle.get_slice(there).get_shape()) for name, (handle, there) in handles.items()}
+        slices = {name.replace("language_model.", ""): held for name, held in slices.items()
+                  if not re.search(r"vision_tower\.|multi_modal_projector\.", name)}
+    shapes = {name: tuple(held.get_shape()) for name, held in slices.items()}
     return Source(config, read_json(generation) if generation.exists() else {}, shapes,
-                  lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
+                  lambda name: slices[name][:].float().numpy(), HUGGING_FACE)
 
 
 def open_gguf(path):
@@ -1003,12 +1003,10 @@ def read_tokenizer_json(path):
     model = spec["model"]
     if model["type"] != "BPE":
         fail(f"{path} is a {model['type']} tokenizer (run.c has BPE)")
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model[name]:
-            refuse(f"{name} {model[name]!r}")
-    for name in ("truncation", "padding"):
-        if spec[name]:
-            note(f"{path} has {name}, which is left out")
+    if odd := [name for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model[name]]:
+        refuse(", ".join(f"{name} {model[name]!r}" for name in odd))
+    if odd := [name for name in ("truncation", "padding") if spec[name]]:
+        note(f"{path} has {listing(odd)}, which is left out")
     model["merges"] = [[*pair, rank] for rank, pair in enumerate(model["merges"])]
     return spec | {"added_tokens": sorted(added, key=lambda token: not token["special"])}
 
