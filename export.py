@@ -600,7 +600,7 @@ def open_torch(path):
     if odd := [name for name in first if first[name].dtype not in (torch.float32, torch.bfloat16, torch.float16)]:
         fail(f"{path}: {listing(odd)} of another type than float32, bfloat16 and float16 (convert them)")
     wanted = dim // len(first["layers.0.attention.wq.weight"])
-    if is_meta and [file.name for file in files] != [f"consolidated.{i:02d}.pth" for i in range(wanted)]:
+    if is_meta and (n != wanted or [file.name for file in files] != [f"consolidated.{i:02d}.pth" for i in range(n)]):
         fail(f"{path} holds {n} shards of {wanted} (consolidated.00.pth to {wanted - 1:02d} are expected)")
 
     def whole(name, device="cpu"):

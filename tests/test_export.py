@@ -528,6 +528,8 @@ def test_meta_errors(run, tmp_path, plain):
     refused(run, tmp_path, meta, "4 shards of 4", "consolidated.00.pth")
     meta = models.meta_folder(folder, tmp_path / "c", quantization_args={"scheme": "int8"})
     refused(run, tmp_path, meta, "quantization_args")
+    meta = models.meta_folder(folder, tmp_path / "wide", dim=2 ** 63)  # names of so many shards would fill the memory
+    refused(run, tmp_path, meta, f"1 shards of {2 ** 57}")
     meta = models.meta_folder(folder, tmp_path / "d")
     data = (meta / "consolidated.00.pth").read_bytes()
     (meta / "consolidated.00.pth").write_bytes(data[:1000])
