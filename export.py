@@ -10,15 +10,33 @@ Each source becomes a `Source`: a config in Hugging Face's terms and float32 ten
 the header or refuses it, `layout` lists the tensors (run.c's table specifies both), `write_model` copies them one by
 one. What is not known to leave the maths alone is an error that names it.
 """
+import os
+import signal
+import sys
+
+UNFINISHED = []  # folders of what is being written
+
+
+def stop(number, _):
+    """Ends the program at once: an exception would be lost, or a crash, in a library that loads another one."""
+    for folder in UNFINISHED:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":  # before all that takes long to load
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, stop)
+
 import argparse
 import json
 import math
-import os
 import random
 import re
-import signal
-import sys
+import shutil
 import tempfile
+import warnings
 import zipfile
 from collections import Counter
 from contextlib import contextmanager
@@ -144,12 +162,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja")
 
 
-class ExportError(Exception):
-    """What is wrong, with the value, and what to do: one line."""
-
-
 def fail(message):
-    raise ExportError(message)
+    """One line: what is wrong, with the value, and what to do. No Exception, lest it be taken for a library's."""
+    sys.exit(f"export.py: {message}")
 
 
 def note(message):
@@ -162,28 +177,29 @@ def listing(names):
 
 
 @contextmanager
-def reading(what):
-    """Whatever a library raises on bad data becomes one line that names the data."""
+def exporting(what, advice="it may be cut short or of another kind: bring it again"):
+    """Whatever a library or the system raises becomes such a line, with the first sentence of what it says."""
     try:
         yield
-    except (ExportError, MemoryError):
-        raise
     except Exception as error:
-        fail(f"{what} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        said = " ".join(f"{type(error).__name__}: {error}".split(". ")[0].split())[:300].rstrip(".")
+        size = f" of {what.stat().st_size} bytes" if isinstance(what, Path) and what.is_file() else ""
+        if isinstance(error, (OSError, MemoryError)) or "os error" in said:  # Rust's, too
+            advice = "see names, permissions and the room in memory and on the disk"
+        fail(f"cannot export {what}{size}: {said} ({advice})")
 
 
 def read_json(path):
-    with reading(path):
+    with exporting(path):
         return dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
 @contextmanager
 def replacing(path, source=None):
     """Gives a name in a folder beside `path`, renamed to `path` when the block ends well. Files of `source` stay."""
-    files = source.glob("*") if source else []
     read = (".safetensors", ".json", ".pth", ".model")
-    inputs = [source, *(file for file in files if file.suffix in read and file.exists())]
-    if source and (path.is_dir() or path.exists() and any(path.samefile(file) for file in inputs)):
+    inputs = [source, *(file for file in source.glob("*") if file.suffix in read and file.exists())] if source else []
+    if source and path.is_dir() or path.exists() and any(path.samefile(file) for file in inputs):
         fail(f"{path} is a folder or of the source itself (give another name)")
     if not path.parent.is_dir():
         fail(f"{path.parent} is no folder (make it, or give another name)")
@@ -191,6 +207,7 @@ def replacing(path, source=None):
     if path.exists() and not (path.is_file() or path.is_dir()):
         fail(f"{path} is a device or FIFO (give a file's name)")
     with tempfile.TemporaryDirectory(".tmp", f".{path.name}.", path.parent) as folder:
+        UNFINISHED.append(folder)
         yield (temporary := Path(folder, path.name))
         for file in (file for file in Path(folder).rglob("*") if file.is_file()):
             with open(file, "rb") as opened:
@@ -425,7 +442,7 @@ def check_tensors(source, kind, h):
 
 def write_model(source, path, fingerprint, bf16=False):
     """Writes the checkpoint, tensor by tensor; the matrices as bfloat16, where asked and where that changes nothing."""
-    with reading("config"):
+    with exporting("config", "correct config.json"):
         config, c, stops = settle(source.config, source.generation)
         h, small = describe(c, stops)
     if h["seq_len"] < c.max_position_embeddings:
@@ -441,7 +458,7 @@ def write_model(source, path, fingerprint, bf16=False):
     with open(path, "xb", buffering=BUFFER) as file:
         file.write(np.array(tuple(h[name] for name in HEADER.names), HEADER).tobytes())
         for name, layer, shape, kind, offset in tqdm(list(layout(h)), unit=" tensors", disable=None):
-            with reading(name):
+            with exporting(name):
                 parts = [] if name in small else places(source.column, c.model_type, name, layer, shape, h)
                 arrays = [source.read(part)[first:first + rows] for part, first, (rows, *_) in parts]
                 array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0] if arrays else small[name]
@@ -475,17 +492,17 @@ def open_hugging_face(folder):
                  "from a pytorch_model.bin with transformers' save_pretrained)")
         indexed = read_json(index)["weight_map"]
         files = sorted(set(indexed.values()))
-    handles = {}
+    slices = {}
     for file in files:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             fail(f"{index}: the path {file!r} leaves the folder")
-        with reading(folder / file):
+        with exporting(folder / file):
             handle = safe_open(folder / file, "pt")
         for name in handle.keys():
-            if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in handles:
+            if (kind := handle.get_slice(name).get_dtype()) not in ("F32", "BF16", "F16") or name in slices:
                 fail(f"{name} is of type {kind}, or in two files (F32, BF16 and F16, once, are supported)")
-            handles[name] = handle, name
-    if lost := indexed.keys() - handles.keys():
+            slices[name] = handle.get_slice(name)
+    if lost := indexed.keys() - slices.keys():
         fail(f"missing tensors: {listing(lost)} (named by {index.name})")
     generation, config = folder / "generation_config.json", read_json(folder / "config.json")
     if config.get("model_type") == "mistral" and "layer_types" in config:  # transformers takes it for a Ministral
@@ -495,11 +512,11 @@ def open_hugging_face(folder):
         common = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         config = dict(config["text_config"], **common, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
                       tie_word_embeddings=config.get("tie_word_embeddings", True))
-        handles = {name.replace("language_model.", ""): held for name, held in handles.items()
-                   if not re.search(r"vision_tower\.|multi_modal_projector\.", name)}
-    shapes = {name: tuple(handle.get_slice(there).get_shape()) for name, (handle, there) in handles.items()}
+        slices = {name.replace("language_model.", ""): held for name, held in slices.items()
+                  if not re.search(r"vision_tower\.|multi_modal_projector\.", name)}
+    shapes = {name: tuple(held.get_shape()) for name, held in slices.items()}
     return Source(config, read_json(generation) if generation.exists() else {}, shapes,
-                  lambda name: handles[name][0].get_tensor(handles[name][1]).float().numpy(), HUGGING_FACE)
+                  lambda name: slices[name][:].float().numpy(), HUGGING_FACE)
 
 
 def open_gguf(path):
@@ -572,7 +589,7 @@ def open_torch(path):
     is_meta, shards = path.is_dir(), []
     files = sorted(path.glob("consolidated.*.pth")) if is_meta else [path]
     for file in files:
-        with reading(file):
+        with exporting(file):
             shards.append(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)))
     p = read_json(path / "params.json") if is_meta else shards[0]["model_args"]
     if not is_meta:
@@ -580,8 +597,10 @@ def open_torch(path):
     if unknown := p.keys() - META_KEYS:
         fail(f"{path}: parameters {listing(unknown)} (run.c has no such variant)")
     n, first, dim = len(shards), shards[0], p["dim"]
+    if odd := [name for name in first if first[name].dtype not in (torch.float32, torch.bfloat16, torch.float16)]:
+        fail(f"{path}: {listing(odd)} of another type than float32, bfloat16 and float16 (convert them)")
     wanted = dim // len(first["layers.0.attention.wq.weight"])
-    if is_meta and [file.name for file in files] != [f"consolidated.{i:02d}.pth" for i in range(wanted)]:
+    if is_meta and (n != wanted or [file.name for file in files] != [f"consolidated.{i:02d}.pth" for i in range(n)]):
         fail(f"{path} holds {n} shards of {wanted} (consolidated.00.pth to {wanted - 1:02d} are expected)")
 
     def whole(name, device="cpu"):
@@ -613,14 +632,14 @@ def find_source(source):
         return Path(source)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
         fail(f"{source} does not exist (a folder, a file or a hub id OWNER/NAME is expected)")
-    with reading(f"{source}, no path here and on the Hugging Face hub,"):
+    with exporting(f"{source}, no path here and on the Hugging Face hub,", "see the name and the network"):
         return Path(huggingface_hub.snapshot_download(source, ignore_patterns=["*/*"], allow_patterns=[
             "*.json", "*.safetensors", *TOKENIZER_FILES]))
 
 
 def open_source(path):
     """Tells the kinds of source apart by what they hold."""
-    with reading(path):
+    with exporting(path):
         if (path / "config.json").exists():
             return open_hugging_face(path)
         if (path / "params.json").exists() or path.suffix == ".pt":
@@ -964,7 +983,7 @@ def combining_classes():
 
 def read_tokenizer_json(path):
     """tokenizer.json as `tokenizers` understands it, whatever the version that wrote it."""
-    with reading(path):
+    with exporting(path):
         tokenizer, added = Tokenizer.from_file(str(path)), read_json(path)["added_tokens"]
         spec = json.loads(tokenizer.to_str())
         special = {token["content"] for token in added if token["special"]}
@@ -984,12 +1003,10 @@ def read_tokenizer_json(path):
     model = spec["model"]
     if model["type"] != "BPE":
         fail(f"{path} is a {model['type']} tokenizer (run.c has BPE)")
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model[name]:
-            refuse(f"{name} {model[name]!r}")
-    for name in ("truncation", "padding"):
-        if spec[name]:
-            note(f"{path} has {name}, which is left out")
+    if odd := [name for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model[name]]:
+        refuse(", ".join(f"{name} {model[name]!r}" for name in odd))
+    if odd := [name for name in ("truncation", "padding") if spec[name]]:
+        note(f"{path} has {listing(odd)}, which is left out")
     model["merges"] = [[*pair, rank] for rank, pair in enumerate(model["merges"])]
     return spec | {"added_tokens": sorted(added, key=lambda token: not token["special"])}
 
@@ -1013,7 +1030,7 @@ def sentencepiece_spec(pieces, scores, unk, dummy_prefix, added, around):
 def read_sentencepiece(path):
     """tokenizer.model, as the sentencepiece package encodes with it, BOS in front where it has one."""
     from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
-    with reading(path):
+    with exporting(path):
         proto = sentencepiece_model_pb2.ModelProto.FromString(Path(path).read_bytes())
         tokenizer = SentencePieceProcessor(str(path))
     kinds, normalizer, trainer = proto.SentencePiece, proto.normalizer_spec, proto.trainer_spec
@@ -1041,29 +1058,28 @@ def is_gguf(path):
 
 def read_gguf_vocabulary(path):
     """The tokenizer of a GGUF: SentencePiece style ("llama") or byte-level ("gpt2")."""
-    with reading(path):
-        fields = {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
-                  for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
-        if "model" not in fields:
-            return None
-        kind, tokens, get = fields["model"], fields.get("tokens", []), fields.get
-        pre = get("pre", "default") if kind == "gpt2" else ""
-        if kind not in ("llama", "gpt2") or pre and pre not in PRE:
-            fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")
-        kinds = get("token_type", [TokenType.NORMAL] * len(tokens))
-        pieces = {piece: i for i, piece in reversed([*enumerate(tokens)])}
-        added = [dict(content=piece, id=i, special=kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
-                 if kinds[i] in (TokenType.CONTROL, TokenType.USER_DEFINED)]
-        around = [[fields[f"{name}_token_id"]] if get(f"add_{name}_token", default) else []
-                  for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
-        base = [(i, piece) for i, piece in enumerate(tokens) if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)]
-        special = {name: tokens[fields[f"{name}_id"]] for name in ("bos_token", "eos_token") if f"{name}_id" in fields}
-        more = dict(base=base, chat_template=get("chat_template"), special=special)
-        if kind == "llama":
-            scores = {piece: fields["scores"][i] for i, piece in base}
-            unk = tokens[fields["unknown_token_id"]] if "unknown_token_id" in fields else None
-            return sentencepiece_spec(pieces, scores, unk, get("add_space_prefix", True), added, around) | more
-        merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
+    fields = {re.sub(r"tokenizer\.(ggml\.)?", "", name): field.contents()
+              for name, field in GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
+    if "model" not in fields:
+        return None
+    kind, tokens, get = fields["model"], fields.get("tokens", []), fields.get
+    pre = get("pre", "default") if kind == "gpt2" else ""
+    if kind not in ("llama", "gpt2") or pre and pre not in PRE:
+        fail(f"{path} has a tokenizer of kind {kind} {pre} (run.c has llama, and gpt2 with {', '.join(PRE)})")
+    kinds = get("token_type", [TokenType.NORMAL] * len(tokens))
+    pieces = {piece: i for i, piece in reversed([*enumerate(tokens)])}
+    added = [dict(content=piece, id=i, special=kinds[i] == TokenType.CONTROL) for piece, i in pieces.items()
+             if kinds[i] in (TokenType.CONTROL, TokenType.USER_DEFINED)]
+    around = [[fields[f"{name}_token_id"]] if get(f"add_{name}_token", default) else []
+              for name, default in (("bos", kind == "llama" or pre == "llama-bpe"), ("eos", False))]
+    base = [(i, piece) for i, piece in enumerate(tokens) if kinds[i] in (TokenType.NORMAL, TokenType.BYTE)]
+    special = {name: tokens[fields[f"{name}_id"]] for name in ("bos_token", "eos_token") if f"{name}_id" in fields}
+    more = dict(base=base, chat_template=get("chat_template"), special=special)
+    if kind == "llama":
+        scores = {piece: fields["scores"][i] for i, piece in base}
+        unk = tokens[fields["unknown_token_id"]] if "unknown_token_id" in fields else None
+        return sentencepiece_spec(pieces, scores, unk, get("add_space_prefix", True), added, around) | more
+    merges = [[*merge.split(" "), rank] for rank, merge in enumerate(fields["merges"])]
     patterns, form, whole = PRE[pre]
     splits = [dict(type="Digits", individual_digits=True) if pattern == "Digits" else
               dict(type="Split", pattern={"Regex": pattern}, behavior="Isolated", invert=False) for pattern in patterns]
@@ -1086,7 +1102,8 @@ def read_vocabulary(source):
     config, file = {}, source.with_name("chat_template.jinja")
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         config |= read_json(source.with_name(name)) if source.with_name(name).exists() else {}
-    text = file.read_text("utf-8") if file.exists() else config.get("chat_template")
+    with exporting(file):
+        text = file.read_text("utf-8") if file.exists() else config.get("chat_template")
     if isinstance(text, list):
         text = next((named["template"] for named in text if named["name"] == "default"), None)
     special = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items()
@@ -1377,19 +1394,20 @@ def to_hugging_face(folder, path, tokenizer):
     h = dict(zip(HEADER.names, [value for row in np.fromfile(path, HEADER, 1).tolist() for value in row]))
     if not h or h["magic"] != MAGIC or h["version"] != 1 or not 0 < h["n_layers"] <= 65536:  # as run has it
         fail(f"{path} is not a run.c checkpoint of version 1 (a llama2.c model: export its .pt first)")
-    with reading(path):
-        arrays = {(name, layer): np.memmap(path, kind, "c", offset, shape)
-                  for name, layer, shape, kind, offset in layout(h)}
+    end = max(offset + np.dtype(kind).itemsize * math.prod(shape) for *_, shape, kind, offset in layout(h))
+    if (size := path.stat().st_size) < end:
+        fail(f"{path} holds {size} bytes of the {end} that its header promises (it is cut short: export it again)")
+    arrays = {(name, layer): np.memmap(path, kind, "c", offset, shape)
+              for name, layer, shape, kind, offset in layout(h)}
     if not h["config_size"]:
         fail(f"{path} carries no config.json (export it again)")
     stops = arrays["eos_ids", None].tolist()
     config, c, _ = settle(json.loads(arrays["config_json", None].tobytes()), {})
     wanted, small = describe(c, stops)
-    if differing := [key for key in wanted if h[key] != wanted[key]]:
-        fail(f"{path}: its config.json says otherwise about {listing(differing)}")
-    if differing := [name for name in small if not np.array_equal(small[name], arrays[name, None])]:
-        fail(f"{path}: its {listing(differing)} (frequencies, windows) are not those of its config.json (transformers "
-             "could not load them)")
+    differing = [key for key in wanted if h[key] != wanted[key]]
+    if differing := differing or [name for name in small if not np.array_equal(small[name], arrays[name, None])]:
+        fail(f"{path}: its {listing(differing)} are not those of its config.json (export it again; a GGUF's own "
+             "frequencies are nothing that transformers could load)")
     tensors = {}
     for name, layer in (key for key in arrays if len(TENSORS[key[0]]) > 3):
         parts = places(HUGGING_FACE, c.model_type, name, layer, arrays[name, layer].shape, h)
@@ -1452,10 +1470,8 @@ def main(arguments=None):
     a = parser.parse_args(arguments)
     if len(a.paths) != (1 if a.hf else 2) or bool(a.hf) + a.tokenizer + a.bf16 > 1 or a.tokenizer_source and not a.hf:
         parser.error("these arguments do not go together")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
-    try:
+    warnings.simplefilter("ignore")  # of libraries
+    with exporting(f"{a.paths[0]} to {a.hf or a.paths[1]}"):
         if a.hf:
             to_hugging_face(Path(a.hf).absolute(), Path(a.paths[0]), a.tokenizer_source)
         elif a.tokenizer:
@@ -1464,14 +1480,6 @@ def main(arguments=None):
                 write_tokenizer(source, temporary) or fail(f"{a.paths[0]} has no tokenizer")
         else:
             export(find_source(a.paths[0]), Path(a.paths[1]).absolute(), a.bf16)
-    except (ExportError, OSError, MemoryError) as error:
-        known = isinstance(error, ExportError) or getattr(error, "filename", None)
-        sys.exit(f"export.py: {str(error) or 'out of memory'}{'' if known else f' ({a.paths[-1]} is not written)'}")
-    except Exception as error:  # a library's, on data that it cannot take
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        sys.exit(f"export.py: {a.paths[0]} cannot be exported: {what}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

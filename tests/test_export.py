@@ -1,6 +1,8 @@
 """export.py: what the checkpoint holds, bit by bit, from every source; what is refused; what a failure leaves."""
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -118,6 +120,7 @@ def refused(run, tmp_path, source, *words, output=None):
     assert code == 1, error
     line = error.strip().splitlines()[-1]
     assert line.startswith("export.py: ") and all(word in line for word in words), error
+    assert "Error: " not in line or line.endswith(")"), error  # a library's words, and what to do
     assert sorted(os.listdir(tmp_path)) == before
     assert all(text.startswith("export.py: ") for text in error.strip().splitlines()), error
 
@@ -525,12 +528,28 @@ def test_meta_errors(run, tmp_path, plain):
     refused(run, tmp_path, meta, "4 shards of 4", "consolidated.00.pth")
     meta = models.meta_folder(folder, tmp_path / "c", quantization_args={"scheme": "int8"})
     refused(run, tmp_path, meta, "quantization_args")
+    meta = models.meta_folder(folder, tmp_path / "wide", dim=2 ** 63)  # names of so many shards would fill the memory
+    refused(run, tmp_path, meta, f"1 shards of {2 ** 57}")
     meta = models.meta_folder(folder, tmp_path / "d")
     data = (meta / "consolidated.00.pth").read_bytes()
     (meta / "consolidated.00.pth").write_bytes(data[:1000])
     refused(run, tmp_path, meta, "consolidated.00.pth")
     (meta / "consolidated.00.pth").unlink()
     refused(run, tmp_path, meta)
+
+
+def test_types_in_a_pt(run, tmp_path, recwarn):
+    """None is rounded or cut in silence, and no library warns in a line of its own."""
+    folder = models.tiny_llama(tmp_path / "m")
+    whole = torch.load(models.llama2c_pt(folder, tmp_path / "x.pt"), weights_only=True)
+    norm = whole["model"]["_orig_mod.norm.weight"]
+    for odd in (norm.double(), norm.to(torch.complex64), norm.to(torch.int8),
+                torch.quantize_per_tensor(norm, 0.1, 0, torch.qint8)):
+        whole["model"]["_orig_mod.norm.weight"] = odd
+        torch.save(whole, tmp_path / "y.pt")
+        recwarn.clear()
+        refused(run, tmp_path, tmp_path / "y.pt", "norm.weight", "float32")
+        assert not recwarn.list
 
 
 class Evil:
@@ -732,7 +751,7 @@ def test_peak_memory_is_about_the_largest_tensor(run, tmp_path):
     assert 1 < (peak - export.BUFFER) / (16384 * 64 * 4) < 2.3
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device"), SystemExit(143)])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), SystemExit(143)])
 def test_interruption_leaves_nothing(run, tmp_path, plain, monkeypatch, error):
     folder = copy(plain, tmp_path / "m")
     (tmp_path / "old.bin").write_bytes(b"old")
@@ -750,26 +769,67 @@ def test_interruption_leaves_nothing(run, tmp_path, plain, monkeypatch, error):
         return source
     monkeypatch.setattr(export, "open_source", breaking)
     code, message = run(folder, tmp_path / "old.bin")
-    assert code == {KeyboardInterrupt: 130}.get(error, getattr(error, "code", 1))
+    assert code == getattr(error, "code", 1)
     assert sorted(os.listdir(tmp_path)) == ["m", "old.bin"] and (tmp_path / "old.bin").read_bytes() == b"old"
 
 
-def test_signals(tmp_path):
-    """Also where a shell has started the suite in the background, with SIGINT ignored."""
-    folder = models.tiny_llama(tmp_path / "m")
-    slow = "import signal, sys, time; sys.path.insert(0, sys.argv[1]); import export, numpy; " \
-           "signal.signal(signal.SIGINT, signal.default_int_handler); " \
-           "signal.signal(signal.SIGHUP, signal.SIG_DFL); " \
-           "numpy.isfinite = lambda a: (print('writing', flush=True), time.sleep(300)); export.main(sys.argv[2:])"
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)):
-        process = subprocess.Popen([sys.executable, "-c", slow, EXPORT.parent, folder, tmp_path / "x.bin"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert process.stdout.readline() == b"writing\n"
-        assert any(name.endswith(".tmp") for name in os.listdir(tmp_path))
+SIGNALS = ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129))
+
+
+def start(*arguments, **environment):
+    """The script, signals as a terminal has them: also where a shell has started the suite in the background."""
+    begin = "import runpy, signal, sys; sys.argv[:] = sys.argv[1:]; " \
+            "signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, signal.SIG_DFL); " \
+            "runpy.run_path(sys.argv[0], run_name='__main__')"
+    return subprocess.Popen([sys.executable, "-c", begin, EXPORT, *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env=os.environ | environment)
+
+
+@pytest.mark.parametrize("number, code", SIGNALS)
+def test_signals(tmp_path, number, code):
+    """While a tensor is read, and while a library that catches what it can is loaded for it."""
+    folder, library = models.tiny_llama(tmp_path / "m"), tmp_path / "library"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(
+        "import numpy, time\nnumpy.isfinite = lambda a: (print('writing', flush=True), time.sleep(300))\n")
+    process = start(folder, tmp_path / "x.bin", PYTHONPATH=str(library))
+    assert process.stdout.readline() == b"writing\n"
+    assert any(name.endswith(".tmp") for name in os.listdir(tmp_path))
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == code and errors.count(b"\n") == 1 and b"has no tokenizer" in errors
+    assert sorted(os.listdir(tmp_path)) == ["library", "m"]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_signals_while_libraries_are_loaded(tmp_path, library):
+    """From the first moment on, and where a library would turn an exception into another one."""
+    folder, path = models.tiny_llama(tmp_path / "m"), tmp_path / "path"
+    path.mkdir()
+    (path / f"{library}.py").write_text("import time\ntry:\n    print('loading', flush=True)\n    time.sleep(300)\n"
+                                        "except BaseException:\n    raise ImportError('not loaded')\n")
+    for number, code in SIGNALS:
+        process = start(folder, tmp_path / "x.bin", PYTHONPATH=str(path))
+        assert process.stdout.readline() == b"loading\n"
         process.send_signal(number)
-        errors = process.stderr.read()
-        assert process.wait(120) == code and errors.count(b"\n") == 1 and b"has no tokenizer" in errors
-        assert os.listdir(tmp_path) == ["m"]
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == code and b"not loaded" not in errors and errors.count(b"\n") <= 1
+        assert sorted(os.listdir(tmp_path)) == ["m", "path"]
+
+
+@pytest.mark.parametrize("arguments", [["m", "x.bin"], ["--hf", "back", "m.bin"], ["--tokenizer", "t", "t.bin"]])
+def test_no_room(run, exported, tmp_path, arguments):
+    """A limit to the size of files stands for a full disk."""
+    exported(models.tiny_llama(tmp_path / "m"))
+    (tmp_path / "t").mkdir()
+    Tokenizer(BPE({chr(k): k for k in range(50000)}, [])).save(str(tmp_path / "t" / "tokenizer.json"))
+    before = sorted(os.listdir(tmp_path))
+    done = subprocess.run([sys.executable, EXPORT, *arguments], cwd=tmp_path, capture_output=True, text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)))
+    error = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and sorted(os.listdir(tmp_path)) == before
+    assert re.fullmatch(r"export\.py: .* File too large.* \(.*room .* on the disk\)", error), done.stderr
+    assert all(line.startswith("export.py: note: ") for line in done.stderr.splitlines()[:-1]), done.stderr
 
 
 def test_bad_outputs(run, tmp_path, plain):
@@ -956,14 +1016,16 @@ def test_round_trip_errors(run, exported, tmp_path, plain):
     folder, back = copy(plain, tmp_path / "m"), tmp_path / "back"
     data = bytearray(exported(folder).data)
     bad = {"llama2c.bin": (bytes(28) + bytes(1000), "version 1"), "empty.bin": (b"", "version 1"),
-           "newer.bin": (data[:8] + b"\x02" + data[9:], "version 1"), "short.bin": (data[:-1000], "short.bin"),
+           "newer.bin": (data[:8] + b"\x02" + data[9:], "version 1"),
+           "short.bin": (data[:-1000], f"short.bin holds {len(data) - 1000} bytes of the {len(data)} that"),
+           "header.bin": (data[:300], "version 1"), "huge.bin": (data[:30] + b"\1" + data[31:], "huge.bin holds"),
            "eps.bin": (data[:272] + np.float64(1e-3).tobytes() + data[280:], "rms_norm_eps"),
            "bare.bin": (data[:184] + bytes(8) + data[192:], "no config.json"),
            "deep.bin": (data[:40] + bytes(5) + b"\1\0\0" + data[48:], "version 1")}
     for name, (content, word) in bad.items():
         (tmp_path / name).write_bytes(content)
         code, error = run("--hf", back, tmp_path / name)
-        assert code == 1 and word in error and error.count("\n") == 1, (name, error)
+        assert code == 1 and word in error and error.count("\n") == 1 and error.endswith(")\n"), (name, error)
         assert not back.exists()
     code, error = run("--hf", back, tmp_path / "absent.bin")
     assert code == 1 and "absent.bin" in error

@@ -295,7 +295,7 @@ def edited(folder, copy, **values):
 @pytest.mark.parametrize("family, values, words", [(f, v, w) for f, v, *w in REFUSED], ids=str)
 def test_refused(plain, tmp_path, family, values, words):
     folder = edited(plain(family), tmp_path / "m", **values)
-    with pytest.raises(export.ExportError) as error:
+    with pytest.raises(SystemExit) as error:
         reference.exported(folder, tmp_path / "m.bin")
     assert all(word in str(error.value) for word in words), error.value
     assert not (tmp_path / "m.bin").exists()
@@ -325,7 +325,7 @@ def test_every_key_is_followed_as_transformers_does_or_refused(plain, tmp_path, 
             copy = edited(folder, tmp_path / f"{key}{i}", **{key: value})
             try:
                 model = reference.exported(copy, tmp_path / f"{key}{i}.bin")
-            except export.ExportError:
+            except SystemExit:
                 continue
             logits = diff_logits.engine(binary(), model, "logits", ids, 131)
             assert np.abs(logits - reference.forward(reference.load(copy), ids)[0]).max() < 1e-3, (key, value)
