@@ -618,7 +618,7 @@ static void test_keep_best(void) {
             total += (double)c[i].weight;
         }
         double goal = round % 3 == 0 ? 0 : round % 3 == 1 ? total : total * (double)uniform(&test_state);
-        memcpy(sorted, c, sizeof c);
+        memcpy(sorted, c, n * sizeof *c);
         qsort(sorted, n, sizeof *c, by_order);
         while (want < n && (want == 0 || sum < goal)) sum += (double)sorted[want++].weight;
         size_t got = keep_best(c, n, goal);
