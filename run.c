@@ -894,38 +894,39 @@ static const float *logits_of(Run *r, size_t at, size_t n) {
 #define NONE UINT32_MAX  // in place of an id
 #define AS(type, buffer) ((type *)(void *)(buffer).data)
 enum { IDS, EDGES, MAP, RANGES, CODE, STEPS, POST, TURNS, ENDS, DATA, N_SECTIONS };
-enum { ID = 5, EDGE = 4, RANGE = 4, OP = 5, STEP = 8, PART = 6 };  // columns of IDS; of EDGES and MAP; ...
-enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS };
+enum { OP_REPEAT, OP_GO, OP_SUB, OP_MATCH, N_OPS, LOOK_AHEAD = 0, LOOK_BEHIND, ATOMIC };  // the last three: b of OP_SUB
 enum { STEP_ADDED, STEP_SPLIT, STEP_NORMALIZE, STEP_MERGE, N_STEPS };
-enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };  // of an id
+enum { CUT = 1, REPLACE = 16, AT_START = 64, AT_TEXT = 128, SORT = 1, COMPOSE, AS_BYTES = 1, FUSE };  // bits of steps
+enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE = 32, RESTART = 64 };  // an id's
 
+// Rows. In a range of EDGES or MAP keys ascend. EDGES: tries over code points, value an id or NONE; a left id's pairs,
+// key the right one, value the merged one. MAP: texts, a value a row; what keys become; what two keys compose to.
+typedef struct { uint32_t begin, end; } Range;
+typedef struct { uint32_t begin, end, flags; Range pairs; } Id;  // of DATA; SPECIAL: hidden, ALONE: in no pair
+typedef struct { uint32_t key, value; union { Range next; uint32_t rank; }; } Edge;  // the lowest rank merges first
+typedef struct { uint32_t first, bits[2], ccc; } Classes;        // up to the next row's first; combining class
+typedef struct { uint32_t kind, go, class, a, b; } Op;           // of the programs of patterns, see match()
+typedef struct { uint32_t kind, pc, class, bits; Range map, edges; } Step;    // done to every text, in turn
+typedef struct { uint32_t begin, end, end_if_empty, pc, class, bits; } Part;  // of the chat format, see render()
 // Columns of uint32, for the loader's checks: i id, n id or NONE, u code point, k class, p row of CODE, o kind of op,
 // s kind of step; d, e, m where a range of DATA, EDGES, MAP ends that begins in the column before; . any.
 static const char *const columns[N_SECTIONS] = {
-    [IDS] = ".d..e",       // the bytes that an id decodes to; flags: SPECIAL hidden, ALONE in no pair, at RESTART
-                           // decoding begins anew, others of an added token; range of pairs that it is the left one of
-    [EDGES] = ".n.e",      // key, id, range of edges that go on from here: tries over code points. A pair's: right id,
-                           // merged id, rank (the lowest merges first), 0. In a range keys ascend, as in one of MAP
-    [MAP] = ".u.m",        // key, code point, range of MAP: texts; texts that keys become; what two keys compose to
-    [RANGES] = "u...",     // from this code point, first 0, to the next row's: 64 bits of classes, combining class
-    [CODE] = "opk..",      // op, row to go to, class, two numbers: the programs of patterns, see match()
-    [STEPS] = "spk..m.e",  // kind, program, class, bits, ranges of MAP and EDGES: what is done to every text, in turn
-    [POST] = "i",          // ids around every text: n_before in front, the others at the end
-    [TURNS] = ".mmpk.",    // the chat format, see render()
-    [ENDS] = "i",          // ids that end a reply
-    [DATA] = "",           // bytes
-};
+    [IDS] = ".d..e", [EDGES] = ".n.e", [MAP] = ".u.m", [RANGES] = "u...", [CODE] = "opk..", [STEPS] = "spk..m.e",
+    [POST] = "i", [TURNS] = ".mmpk.", [ENDS] = "i", [DATA] = ""};
 
 typedef struct {
     unsigned char magic[8];                  // "run.t\r\n\x1a"
     uint64_t hash;                           // fingerprint of the vocabulary, 0: unknown
     uint32_t version, n_before, strip, unk;  // strip: how many spaces decoding drops in front; NONE: the first token's
     uint32_t word_class, space_class;        // \w and \s of added tokens
-    uint32_t compose[2];                     // range of MAP: first code points of pairs, each with its second ones
+    Range compose;                           // of MAP: first code points of pairs, each with its second ones
     uint32_t bytes[256];                     // ids or NONE: what a character without a symbol becomes, byte by byte
     uint32_t n[N_SECTIONS];                  // rows; of IDS that is the number of ids
     const char *path;                        // from here on not in the file
-    const uint32_t *at[N_SECTIONS];          // (rows, columns) of each section
+    union { const void *at[N_SECTIONS]; struct {  // post: ids around a text, n_before in front; ends: of a reply
+        const Id *ids; const Edge *edges, *map; const Classes *ranges; const Op *code; const Step *steps;
+        const uint32_t *post; const Part *turns; const uint32_t *ends; const unsigned char *data;
+    }; };
     uint16_t range[0x110100];                // row of RANGES of each code point
     uint32_t symbol[0x110100];               // 1 + id of the symbol that it is when merging begins, 0: none
 } Tokenizer;
@@ -964,18 +965,17 @@ static void append_utf8(const Tokenizer *t, Buffer *b, Buffer text, bool content
 static Stretch all_of(Buffer b) { return (Stretch){AS(Char, b), b.size / sizeof(Char)}; }
 
 // The row with this key in a range of EDGES or MAP, or NULL.
-static const uint32_t *find(const Encoder *e, int section, const uint32_t *range, uint32_t key) {
-    const uint32_t *row = e->t->at[section] + EDGE * (size_t)range[0];
-    size_t n = range[0] < range[1] ? range[1] - range[0] : 0;
-    for (size_t half; n > 1; n -= half) half = n / 2, row += row[EDGE * half] <= key ? EDGE * half : 0;
-    return n && row[0] == key ? row : NULL;
+static const Edge *find(const Edge *row, Range range, uint32_t key) {
+    size_t n = range.begin < range.end ? range.end - range.begin : 0;
+    row += range.begin;
+    for (size_t half; n > 1; n -= half) half = n / 2, row += row[half].key <= key ? half : 0;
+    return n && row->key == key ? row : NULL;
 }
-static const uint32_t *row_of(const Tokenizer *t, uint32_t id) { return t->at[IDS] + ID * (size_t)id; }
 
-// A character's classes and combining class. Whether x has an i-th character (none before the first), of class k.
-static const uint32_t *classes(const Encoder *e, Char x) { return e->t->at[RANGES] + RANGE * e->t->range[x.c] + 1; }
+// A character's combining class. Whether x has an i-th character (none before the first), of class k.
+static uint32_t ccc(const Encoder *e, Char x) { return e->t->ranges[e->t->range[x.c]].ccc; }
 static bool of_class(const Encoder *e, const Stretch *x, size_t i, uint32_t k) {
-    return i < x->size && classes(e, x->s[i])[k / 32] >> k % 32 & 1;
+    return i < x->size && e->t->ranges[e->t->range[x->s[i].c]].bits[k / 32] >> k % 32 & 1;
 }
 
 // Dies when a text has cost more than its budget: no pattern can take for ever.
@@ -984,10 +984,10 @@ static void spend(Encoder *e, size_t n) {
     e->budget -= n;
 }
 
-// Appends the code points of rows [from, to) of MAP.
-static void append_mapped(Encoder *e, Buffer *b, size_t from, size_t to, bool content) {
-    for (; from < to; from++, spend(e, 1))
-        append(b, &(Char){e->t->at[MAP][EDGE * from + 1] & 0x1FFFFF, content}, sizeof(Char));
+// Appends the code points of a range of MAP.
+static void append_mapped(Encoder *e, Buffer *b, Range range, bool content) {
+    for (size_t k = range.begin; k < range.end; k++, spend(e, 1))
+        append(b, &(Char){e->t->map[k].value & 0x1FFFFF, content}, sizeof(Char));
 }
 
 // Patterns: runs the program at pc from character i on, backtracking. Where the match ends, or SIZE_MAX.
@@ -995,20 +995,20 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
     size_t base = e->choices.size;
     if (e->depth++ == 32) die("tokenizer %s has a pattern nested too deeply (export it again)", e->t->path);
     for (bool good = true;; good = true) {
-        const uint32_t *op = e->t->at[CODE] + OP * (size_t)pc++, a = op[3], b = op[4];
-        size_t count = 0;
-        if (op[0] == OP_MATCH) break;
-        if (op[0] == OP_REPEAT) {  // a to b characters of the class: as many as there are, then fewer
-            while (count < b && of_class(e, x, i + count, op[2])) count++;
+        const Op *op = e->t->code + pc++;
+        size_t count = 0, a = op->a, b = op->b;
+        if (op->kind == OP_MATCH) break;
+        if (op->kind == OP_REPEAT) {  // a to b characters of the class: as many as there are, then fewer
+            while (count < b && of_class(e, x, i + count, op->class)) count++;
             if (count > a) append(&e->choices, &(Choice){pc, i + a, i + count - 1}, sizeof(Choice));
             i += count, good = count >= a;
-        } else if (op[0] == OP_GO) {  // on with the next row, then there; a: the other way round, a and b: there only
-            if (!b) append(&e->choices, &(Choice){a ? pc : op[1], i, i}, sizeof(Choice));
-            if (a) pc = op[1];
-        } else {  // OP_SUB: what follows, by itself, then on there; a: not; b: 0 look-ahead, 1 look-behind, 2 atomic
-            size_t stop = match(e, x, pc, i - (b == 1));
-            pc = op[1], good = (stop == SIZE_MAX) == a;
-            if (b == 2) i = stop;
+        } else if (op->kind == OP_GO) {  // on with the next row, then there; a: the other way; a and b: there only
+            if (!b) append(&e->choices, &(Choice){a ? pc : op->go, i, i}, sizeof(Choice));
+            if (a) pc = op->go;
+        } else {  // OP_SUB: what follows, by itself, then on there; a: if it does not
+            size_t stop = match(e, x, pc, i - (b == LOOK_BEHIND));
+            pc = op->go, good = (stop == SIZE_MAX) == a;
+            if (b == ATOMIC) i = stop;
         }
         spend(e, e->choices.size - base > 4 * sizeof(Choice) * (x->size + 64) ? SIZE_MAX : count + 1);
         if (good) continue;
@@ -1020,67 +1020,68 @@ static size_t match(Encoder *e, const Stretch *x, uint32_t pc, size_t i) {
     return e->choices.size = base, e->depth--, i;
 }
 
-static void run_step(Encoder *e, const uint32_t *step, Stretch x);  // takes x through this step and those after it
+static void run_step(Encoder *e, const Step *step, Stretch x);  // takes x through this step and those after it
 // STEP_ADDED: tokens of the trie in EDGES become ids, leftmost-longest.
-static void split_added(Encoder *e, const uint32_t *step, const Stretch *x) {
+static void split_added(Encoder *e, const Step *step, const Stretch *x) {
     for (size_t i = 0, end = 1, done = 0; i <= x->size; i = end++) {
-        const uint32_t *range = step + 6, *edge, *token = NULL;
-        for (size_t j = i, content = 0; j < x->size && (edge = find(e, EDGES, range, x->s[j].c)); range = edge + 2) {
+        const Edge *edge, *token = NULL;
+        Range go = step->edges;
+        for (size_t j = i, content = 0; j < x->size && (edge = find(e->t->edges, go, x->s[j].c)); go = edge->next) {
             content |= x->s[j++].content, spend(e, 1);
-            if (edge[1] != NONE && !(content && row_of(e->t, edge[1])[2] & CONTROL)) token = edge + 1, end = j;
+            if (edge->value != NONE && !(content && e->t->ids[edge->value].flags & CONTROL)) token = edge, end = j;
         }
         if (!token && i < x->size) continue;
-        uint32_t flags = token ? row_of(e->t, *token)[2] : 0, word = e->t->word_class, space = e->t->space_class;
+        uint32_t flags = token ? e->t->ids[token->value].flags : 0, word = e->t->word_class, space = e->t->space_class;
         if (flags & SINGLE_WORD && (of_class(e, x, i - 1, word) || of_class(e, x, end, word))) continue;
         size_t start = flags & LSTRIP && i < done ? done : i;
         while (flags & LSTRIP && start > done && of_class(e, x, start - 1, space)) start--;
-        if (done < start) run_step(e, step + STEP, (Stretch){x->s + done, start - done});
+        if (done < start) run_step(e, step + 1, (Stretch){x->s + done, start - done});
         for (done = end; flags & RSTRIP && of_class(e, x, done, space);) done++;
-        if (token && start < done) append(&e->ids, token, sizeof *token);  // not in spaces that the one before took
+        if (token && start < done) append(&e->ids, &token->value, 4);  // not in spaces that the one before took
     }
 }
 
 // STEP_SPLIT: matches of the program (kind 1; an empty one does not touch the one before) and what lies between (kind
-// 0). A new piece begins where bit 2 x (kind before) + kind is set; a kind with bit 4 + kind becomes the text in MAP.
-// Bit 6: a match can only be at the start, bit 7: of the whole text.
-static void split(Encoder *e, const uint32_t *step, const Stretch *x) {
+// 0). A new piece begins where CUT << 2 x (kind before) + kind is set; a kind with REPLACE << kind becomes the text in
+// MAP. AT_START: a match can only be at the start, AT_TEXT: of the whole text.
+static void split(Encoder *e, const Step *step, const Stretch *x) {
     Buffer piece = {0};
-    size_t tries = !(step[3] & 0xC0) ? x->size + 1 : step[3] & 0x40 || x->s == e->text, part[3] = {0};
+    size_t part[3] = {0}, tries = step->bits & AT_START ? 1 : step->bits & AT_TEXT ? x->s == e->text : x->size + 1;
     for (size_t kind, content, last = 2, stop = 0, more = 1; more;) {
         size_t i = part[0] = part[2];
-        while (i < tries && ((stop = match(e, x, step[1], i)) == SIZE_MAX || (stop == part[0] && last < 2))) i++;
+        while (i < tries && ((stop = match(e, x, step->pc, i)) == SIZE_MAX || (stop == part[0] && last < 2))) i++;
         more = i < tries, part[1] = more ? i : x->size, part[2] = more ? stop : x->size;
         for (kind = part[0] == part[1]; kind < 1 + more; last = kind++) {
-            if (last < 2 && step[3] >> (2 * last + kind) & 1) run_step(e, step + STEP, all_of(piece)), piece.size = 0;
+            if (last < 2 && step->bits >> (2 * last + kind) & CUT) run_step(e, step + 1, all_of(piece)), piece.size = 0;
             for (i = part[kind], content = 0; i < part[kind + 1]; i++) content |= x->s[i].content;
-            if (step[3] >> (4 + kind) & 1) append_mapped(e, &piece, step[4], step[5], content);
+            if (step->bits >> kind & REPLACE) append_mapped(e, &piece, step->map, content);
             else append(&piece, x->s + part[kind], (part[kind + 1] - part[kind]) * sizeof *x->s);
         }
     }
-    run_step(e, step + STEP, all_of(piece)), free(piece.data);
+    run_step(e, step + 1, all_of(piece)), free(piece.data);
 }
 
-// STEP_NORMALIZE: keys in MAP become their texts; bit 0: then marks are ordered by their classes; bit 1: and each joins
+// STEP_NORMALIZE: keys in MAP become their texts; SORT: then marks are sorted by their classes; COMPOSE: each joins
 // the last starter unless one of its class or above stands between. Nothing, without a character of the class.
-static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
-    const uint32_t *row;
+static void normalize(Encoder *e, const Step *step, const Stretch *x) {
+    const Edge *row;
     Buffer out = {0};
     size_t i = 0, n = 0, starter = SIZE_MAX;
-    while (i < x->size && !of_class(e, x, i, step[2])) i++;
+    while (i < x->size && !of_class(e, x, i, step->class)) i++;
     for (i = i < x->size ? 0 : i; i < x->size; i++)
-        if ((row = find(e, MAP, step + 4, x->s[i].c))) append_mapped(e, &out, row[2], row[3], x->s[i].content);
+        if ((row = find(e->t->map, step->map, x->s[i].c))) append_mapped(e, &out, row->next, x->s[i].content);
         else append(&out, x->s + i, sizeof *x->s);
     Char *m = AS(Char, out), swapped;
-    for (i = 0; i < out.size / sizeof *m && step[3] & 1; i++, spend(e, 1))
-        for (size_t k = i; k && classes(e, m[k])[2] && classes(e, m[k - 1])[2] > classes(e, m[k])[2]; k--, spend(e, 1))
+    for (i = 0; i < out.size / sizeof *m && step->bits & SORT; i++, spend(e, 1))
+        for (size_t k = i; k && ccc(e, m[k]) && ccc(e, m[k - 1]) > ccc(e, m[k]); k--, spend(e, 1))
             swapped = m[k], m[k] = m[k - 1], m[k - 1] = swapped;
     for (i = 0; i < out.size / sizeof *m; i++) {
-        bool open = step[3] & 2 && starter < n && (starter == n - 1 || classes(e, m[n - 1])[2] < classes(e, m[i])[2]);
-        if (open && (row = find(e, MAP, e->t->compose, m[starter].c)) && (row = find(e, MAP, row + 2, m[i].c)))
-            m[starter] = (Char){row[1] & 0x1FFFFF, m[starter].content | m[i].content};
-        else starter = classes(e, m[i])[2] ? starter : n, m[n++] = m[i];
+        bool open = step->bits & COMPOSE && starter < n && (starter == n - 1 || ccc(e, m[n - 1]) < ccc(e, m[i]));
+        if (open && (row = find(e->t->map, e->t->compose, m[starter].c)) && (row = find(e->t->map, row->next, m[i].c)))
+            m[starter] = (Char){row->value & 0x1FFFFF, m[starter].content | m[i].content};
+        else starter = ccc(e, m[i]) ? starter : n, m[n++] = m[i];
     }
-    run_step(e, step + STEP, n ? (Stretch){m, n} : *x), free(out.data);
+    run_step(e, step + 1, n ? (Stretch){m, n} : *x), free(out.data);
 }
 
 // Puts what symbol i of n makes with the next one into a tree of minima, at n + i: its rank and, in the lower bits, i;
@@ -1088,9 +1089,9 @@ static void normalize(Encoder *e, const uint32_t *step, const Stretch *x) {
 INLINE void rate_pair(Encoder *e, size_t n, size_t i) {
     Symbol *s = AS(Symbol, e->symbols) + i;
     uint64_t *tree = AS(uint64_t, e->ranks), least = UINT64_MAX;
-    const uint32_t *left = s->id != NONE && i + s->span < n ? row_of(e->t, s->id) : NULL;
-    const uint32_t *pair = left ? find(e, EDGES, left + 3, s[s->span].id) : NULL;
-    if (pair && pair[1] != NONE) least = (uint64_t)pair[2] << 32 | i, s->merged = pair[1];
+    const Edge *pair = NULL;
+    if (s->id != NONE && i + s->span < n) pair = find(e->t->edges, e->t->ids[s->id].pairs, s[s->span].id);
+    if (pair && pair->value != NONE) least = (uint64_t)pair->rank << 32 | i, s->merged = pair->value;
     for (size_t k = n + i; tree[k] = least, k > 1; k /= 2)
         if (tree[k / 2] == (least = tree[k] < tree[k ^ 1] ? tree[k] : tree[k ^ 1])) break;
 }
@@ -1112,12 +1113,12 @@ static void merge_symbols(Encoder *e) {
 }
 
 // STEP_MERGE: a piece that the trie in EDGES has as a whole is one id, others begin as their characters' symbols, or
-// byte tokens, or unk, or nothing, and merge up to each that is ALONE. Bit 0: as bytes; bit 1: unks in a row are one.
-static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
-    const uint32_t *range = step + 6, *edge = NULL;
-    bool bytes = step[3] & 1, fuse = step[3] & 2, unknown = false;  // the symbol before is unk
-    for (size_t i = 0; i < x->size && (edge = find(e, EDGES, range, x->s[i].c)); i++) range = edge + 2;
-    if (edge && edge[1] != NONE) { append(&e->ids, edge + 1, sizeof *edge); return; }
+// byte tokens, or unk, or nothing, and merge up to each that is ALONE. FUSE: unks in a row are one.
+static void bpe(Encoder *e, const Step *step, const Stretch *x) {
+    const Edge *edge = NULL;
+    bool bytes = step->bits & AS_BYTES, fuse = step->bits & FUSE, unknown = false;  // the symbol before is unk
+    for (size_t i = 0; i < x->size && (edge = find(e->t->edges, i ? edge->next : step->edges, x->s[i].c));) i++;
+    if (edge && edge->value != NONE) { append(&e->ids, &edge->value, sizeof edge->value); return; }
     for (size_t i = 0, n, k; i < x->size; i++) {
         uint32_t c = x->s[i].c, symbol = e->t->symbol[c], ids[4] = {symbol - 1};
         for (n = k = symbol ? 0 : utf8_size(c); k--; c >>= 6)  // without a symbol, n bytes that spell it
@@ -1129,25 +1130,25 @@ static void bpe(Encoder *e, const uint32_t *step, const Stretch *x) {
             bool overtakes = unknown && n && !bytes;  // as byte tokens do with an unk in `tokenizers`
             if (overtakes) AS(Symbol, e->symbols)[e->symbols.size / sizeof(Symbol) - 1].id = id;
             if ((unknown = overtakes || id == NONE)) id = e->t->unk;
-            if (!unknown && row_of(e->t, id)[2] & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
+            if (!unknown && e->t->ids[id].flags & ALONE) merge_symbols(e), append(&e->ids, &id, sizeof id);
             else append(&e->symbols, &(Symbol){id, 1, 0}, sizeof(Symbol));
         }
     }
     merge_symbols(e);
 }
 
-static void run_step(Encoder *e, const uint32_t *step, Stretch x) {
-    static void (*const kinds[])(Encoder *, const uint32_t *, const Stretch *) = {split_added, split, normalize, bpe};
+static void run_step(Encoder *e, const Step *step, Stretch x) {
+    static void (*const kinds[])(Encoder *, const Step *, const Stretch *) = {split_added, split, normalize, bpe};
     spend(e, x.size < NONE / 8 ? x.size : SIZE_MAX);
-    if (x.size) kinds[step[0]](e, step, &x);
+    if (x.size) kinds[step->kind](e, step, &x);
 }
 
 // The ids, to be freed, of a text of Char, which is freed; if it is alone, with those that belong around a text.
 static int *encode(const Tokenizer *t, Buffer text, bool alone, size_t *n) {
     Encoder e = {.t = t, .text = AS(Char, text), .budget = 10000000 + 2000 * (text.size / sizeof(Char))};
-    if (alone) append(&e.ids, t->at[POST], t->n_before * sizeof(uint32_t));
-    run_step(&e, t->at[STEPS], all_of(text));
-    if (alone) append(&e.ids, t->at[POST] + t->n_before, (t->n[POST] - t->n_before) * sizeof(uint32_t));
+    if (alone) append(&e.ids, t->post, t->n_before * sizeof(uint32_t));
+    run_step(&e, t->steps, all_of(text));
+    if (alone) append(&e.ids, t->post + t->n_before, (t->n[POST] - t->n_before) * sizeof(uint32_t));
     free(text.data), free(e.choices.data), free(e.symbols.data), free(e.ranks.data);
     return *n = e.ids.size / sizeof(int), AS(int, e.ids);
 }
@@ -1160,17 +1161,16 @@ static void decode_end(Decoder *d, Buffer *out) { append(out, d->held, d->n_held
 // Appends what an id adds to the text; of a character that is not complete, nothing yet.
 static void decode(const Tokenizer *t, Decoder *d, int id, bool show_special, Buffer *out) {
     if (id < 0 || (size_t)id >= t->n[IDS]) return;
-    const uint32_t *row = row_of(t, (uint32_t)id);
-    const unsigned char *bytes = (const void *)t->at[DATA];
-    for (uint32_t i = row[0]; i < row[1] && (show_special || !(row[2] & SPECIAL)); i++) {
-        bool drop = bytes[i] == ' ' && d->stripped < t->strip;
-        d->stripped = (t->strip == NONE ? i + 1 == row[1] : !drop) ? NONE : d->stripped + drop;
+    const Id *row = &t->ids[id];
+    for (uint32_t i = row->begin; i < row->end && (show_special || !(row->flags & SPECIAL)); i++) {
+        bool drop = t->data[i] == ' ' && d->stripped < t->strip;
+        d->stripped = (t->strip == NONE ? i + 1 == row->end : !drop) ? NONE : d->stripped + drop;
         if (drop) continue;
-        if ((bytes[i] & 0xC0) != 0x80) decode_end(d, out);
-        d->held[d->n_held++] = bytes[i];
+        if ((t->data[i] & 0xC0) != 0x80) decode_end(d, out);
+        d->held[d->n_held++] = t->data[i];
         if (d->n_held >= utf8_length(d->held[0])) decode_end(d, out);
     }
-    if (row[2] & RESTART) decode_end(d, out), *d = (Decoder){0};
+    if (row->flags & RESTART) decode_end(d, out), *d = (Decoder){0};
 }
 
 // Dies unless what a tokenizer's file holds is good.
@@ -1183,12 +1183,11 @@ static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at
     const size_t limits[128] = {
         ['.'] = SIZE_MAX, ['i'] = t->n[IDS], ['n'] = t->n[IDS] + 1ul, ['u'] = 0x110100, ['k'] = 64, ['p'] = t->n[CODE],
         ['o'] = N_OPS, ['s'] = N_STEPS, ['d'] = t->n[DATA] + 1ul, ['e'] = t->n[EDGES] + 1ul, ['m'] = t->n[MAP] + 1ul};
-    const uint32_t *edges = t->at[EDGES];
     for (size_t c = 0, width = strlen(kinds); c < width; c++)
         for (size_t i = c, done = 0, limit = limits[(int)kinds[c]]; i < n * width; i += width) {
             require(t, at[i] + (kinds[c] == 'n') < limit, "number in a section");  // NONE + 1 is 0
             for (size_t k = at[i - (kinds[c] == 'e')], begin = k; k < at[i]; done = ++k)
-                require(t, k >= done && (k == begin || edges[EDGE * k - EDGE] < edges[EDGE * k]), "order of keys");
+                require(t, k >= done && (k == begin || t->edges[k - 1].key < t->edges[k].key), "order of keys");
         }
 }
 
@@ -1205,20 +1204,21 @@ static int compare_keys(const void *a, const void *b) { const uint32_t *x = a, *
 // Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, no NaN, int32 length, bytes. 0 is unk,
 // 1 BOS, 2 EOS, then 256 bytes follow. A space precedes a text; two pieces that make a third merge, best score first.
 static void load_llama2c_tokenizer(Tokenizer *t, File f) {
-    static const uint32_t code[OP] = {OP_MATCH}, space[EDGE] = {0, ' '}, ranges[RANGE] = {0}, bos = 1;
-    static const uint32_t steps[2 * STEP] = {STEP_SPLIT, 0, 0, 0x60, 0, 1, 0, 0, STEP_MERGE};  // a space, then BPE
+    static const struct { Classes none; Op match; Edge space; Step steps[2]; uint32_t bos; } rows = {
+        .match.kind = OP_MATCH, .space.value = ' ', .bos = 1,  // steps: a space in front, then BPE
+        .steps = {{.kind = STEP_SPLIT, .bits = AT_START | REPLACE << 1, .map = {0, 1}}, {.kind = STEP_MERGE}}};
     Buffer data = {0}, ids = {0}, edges = {0}, pieces = {0}, chars = {0};
     uint32_t size = (uint32_t)f.size, longest = NONE, n, score;  // bits of a float; those of -0 and 0 make one rank
     memcpy(&longest, f.data, min_size(f.size, 4));
     require(t, f.size < NONE / 2 && longest <= 512, "size or longest piece, if it is a tokenizer");
-    append(&data, f.data, f.size), append(&edges, space, sizeof space);  // one more row, so that there is one
+    append(&data, f.data, f.size), append(&edges, &rows.space, sizeof(Edge));  // one more row, so that there is one
     for (uint32_t b = 0; b < 256; b++) append(&data, &b, 1), t->bytes[b] = b + 3;
     for (uint32_t at = 4, id = 0; at < size; at += n, t->n[IDS] = ++id) {
         memcpy(&score, data.data + at, 4), memcpy(&n, data.data + at + 4, 4), at += 8;
         require(t, n <= longest && at + n <= size && score << 1 <= 0xFFu << 24, "piece, if it is a tokenizer");
         append(&pieces, &(Piece){data.data + at, n, id, score >> 31 ? score - 1 : score ^ INT32_MAX}, sizeof(Piece));
         uint32_t byte = id - 3, from = byte < 256 ? size + byte : at, end = byte < 256 ? from + 1 : at + n;
-        append(&ids, (uint32_t[ID]){from, end, ALONE | (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL}, 4 * ID);
+        append(&ids, &(Id){from, end, ALONE | (id == 1) * RESTART | (id == 1 || id == 2) * SPECIAL, {0}}, sizeof(Id));
     }
     require(t, t->n[IDS] >= 259, "number of pieces, if it is a tokenizer");
     Piece *first = AS(Piece, pieces), *last = first;
@@ -1227,20 +1227,20 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
         if (compare_pieces(last, p)) *++last = *p;
         else if (p->id < last->id) *last = *p;
     for (const Piece *p = first, *right; p <= last; p++) {
-        uint32_t *left = AS(uint32_t, ids) + ID * (size_t)p->id;
+        Id *left = AS(Id, ids) + p->id;
         chars.size = 0, append_utf8(t, &chars, (Buffer){p->s, p->n, 0}, false);
         if (chars.size == sizeof(Char)) t->symbol[AS(Char, chars)->c] = p->id + 1;
-        left[3] = left[4] = (uint32_t)(edges.size / (4 * EDGE));
+        left->pairs.begin = left->pairs.end = (uint32_t)(edges.size / sizeof(Edge));
         for (const Piece *q = p + 1; p->n && q <= last && q->n > p->n && !memcmp(q->s, p->s, p->n); q++) {
             Piece rest = {.s = q->s + p->n, .n = q->n - p->n};
             if (!(right = bsearch(&rest, first, (size_t)(last - first) + 1, sizeof rest, compare_pieces))) continue;
-            append(&edges, (uint32_t[EDGE]){right->id, q->id, q->rank}, 4 * EDGE), left[4]++;
-            left[2] &= ~0u ^ ALONE, AS(uint32_t, ids)[ID * (size_t)right->id + 2] &= ~0u ^ ALONE;
+            append(&edges, &(Edge){right->id, q->id, {{q->rank, 0}}}, sizeof(Edge)), left->pairs.end++;
+            left->flags &= ~0u ^ ALONE, AS(Id, ids)[right->id].flags &= ~0u ^ ALONE;
         }
-        qsort(AS(uint32_t, edges) + EDGE * (size_t)left[3], left[4] - left[3], 4 * EDGE, compare_keys);
+        qsort(AS(Edge, edges) + left->pairs.begin, left->pairs.end - left->pairs.begin, sizeof(Edge), compare_keys);
     }
-    t->at[IDS] = AS(uint32_t, ids), t->at[EDGES] = AS(uint32_t, edges), t->at[MAP] = space, t->at[RANGES] = ranges;
-    t->at[CODE] = code, t->at[STEPS] = steps, t->at[POST] = &bos, t->at[DATA] = AS(uint32_t, data);
+    t->ids = AS(Id, ids), t->edges = AS(Edge, edges), t->map = &rows.space, t->ranges = &rows.none;
+    t->code = &rows.match, t->steps = rows.steps, t->post = &rows.bos, t->data = data.data;
     t->strip = t->n_before = t->n[POST] = 1, free(pieces.data), free(chars.data);
 }
 
@@ -1252,25 +1252,25 @@ static void read_tokenizer(Tokenizer *t, const char *path) {
     memcpy(t, f.data, at);
     require(t, t->version == 3, "version");
     for (int k = 0; k < N_SECTIONS; at += t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k])), k++)
-        t->at[k] = (const void *)(f.data + at);
+        t->at[k] = f.data + at;
     require(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
     for (int k = 0; k < N_SECTIONS; k++) check_rows(t, columns[k], t->at[k], t->n[k]);
     check_rows(t, "nkk.m", &t->unk, 1), check_rows(t, "n", t->bytes, 256);
-    require(t, t->n[RANGES] - 1 < 65536 && !t->at[RANGES][0], "character class");
-    require(t, t->n[CODE] && t->at[CODE][OP * (t->n[CODE] - 1ul)] == OP_MATCH, "pattern");
-    require(t, t->n[STEPS] - 1 < 64 && t->at[STEPS][STEP * (t->n[STEPS] - 1)] == STEP_MERGE, "last step");
+    require(t, t->n[RANGES] - 1 < 65536 && !t->ranges->first, "character class");
+    require(t, t->n[CODE] && t->code[t->n[CODE] - 1].kind == OP_MATCH, "pattern");
+    require(t, t->n[STEPS] - 1 < 64 && t->steps[t->n[STEPS] - 1].kind == STEP_MERGE, "last step");
     for (size_t i = 0, c = 0; c < 0x110100; t->range[c++] = (uint16_t)i)
-        if (i + 1 < t->n[RANGES] && c == t->at[RANGES][RANGE * (i + 1)]) i++;
-    const uint32_t *merge = t->at[STEPS] + STEP * (t->n[STEPS] - 1ul), *row;
-    for (size_t k = merge[6]; k < merge[7] && !(merge[3] & 1); k++)
-        if ((row = t->at[EDGES] + EDGE * k)[0] < 0x110100) t->symbol[row[0]] = row[1] + 1;
+        if (i + 1 < t->n[RANGES] && c == t->ranges[i + 1].first) i++;
+    const Step *merge = t->steps + t->n[STEPS] - 1;
+    for (size_t k = merge->edges.begin; k < merge->edges.end && !(merge->bits & AS_BYTES); k++)
+        if (t->edges[k].key < 0x110100) t->symbol[t->edges[k].key] = t->edges[k].value + 1;
 }
 
 // ---- the chat format ------------------------------------------------------------------------------------------------
 // The model's template, taken apart. TURNS has 8 blocks of 4 rows; a turn takes number 4 (if there is a system prompt)
 // + 2 (if it is a later turn) + 1 (if its reply is awaited). Rows 0 to 2 are for system prompt, message and reply: the
-// text in front, where that ends if the content is empty, what the content loses (at its start what a program matches,
-// at its end a class), bits. Row 3 cuts a reply that its program matches; if awaited, it names messages to be refused.
+// text in front; what the content loses, by a program at its start, by a class at its end. Row 3 cuts a reply that its
+// program matches; if awaited, it names messages to be refused.
 enum { SHOWN = 1, EMPTY_IS_NONE = 2 };  // the content follows; an empty system prompt is none
 
 // The ids of n messages, users' and replies in turn, up to where the next reply begins.
@@ -1279,20 +1279,20 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
     Buffer text = {0}, chars = {0}, given = {(unsigned char *)system, system ? strlen(system) : 0, 0};
     for (size_t i = 0; i / 3 * 2 < n; i++, chars.size = 0) {
         size_t k = i / 3 * 2, part = i % 3, block = (system ? 4ul : 0) + (k > 0 ? 2ul : 0) + (k + 1 == n);
-        const uint32_t *row = t->at[TURNS] + PART * (4 * block + part), *cut = part == 2 ? row + PART : row;
+        const Part *row = t->turns + 4 * block + part, *cut = part == 2 ? row + 1 : row;
         const Buffer said = part == 0 ? given : k + part <= n ? messages[k + part - 1] : (Buffer){0};
-        if (row[5] & SHOWN || i == 0) append_utf8(t, &chars, said, true);
+        if (row->bits & SHOWN || i == 0) append_utf8(t, &chars, said, true);
         Stretch x = all_of(chars);  // then without what the template leaves out
         e.budget += 2000 * (uint64_t)x.size;
-        size_t start = match(&e, &x, cut[3], 0);
-        if (start == SIZE_MAX) start = match(&e, &x, row[3], 0), cut = row;
-        while (x.size > start && of_class(&e, &x, x.size - 1, cut[4])) x.size--;
+        size_t start = match(&e, &x, cut->pc, 0);
+        if (start == SIZE_MAX) start = match(&e, &x, row->pc, 0), cut = row;
+        while (x.size > start && of_class(&e, &x, x.size - 1, cut->class)) x.size--;
         if (start && start <= x.size) x.s += start, x.size -= start;
-        if (i == 0 && system && row[5] & EMPTY_IS_NONE && !x.size) system = NULL, row -= 16 * PART;
-        if (!(row[5] & SHOWN)) x.size = 0;
-        if (part == 1 && k + 1 == n && match(&e, &x, row[2 * PART + 3], 0) != SIZE_MAX)
+        if (i == 0 && system && row->bits & EMPTY_IS_NONE && !x.size) system = NULL, row -= 16;
+        if (!(row->bits & SHOWN)) x.size = 0;
+        if (part == 1 && k + 1 == n && match(&e, &x, row[2].pc, 0) != SIZE_MAX)
             die("\"%.*s...\" is no user's message (begin otherwise)", (int)min_size(said.size, 15), said.data);
-        append_mapped(&e, &text, row[0], row[x.size ? 1 : 2], false);
+        append_mapped(&e, &text, (Range){row->begin, x.size ? row->end : row->end_if_empty}, false);
         append(&text, x.s, x.size * sizeof *x.s);
     }
     int *ids = encode(t, text, false, n_ids);
@@ -1580,7 +1580,7 @@ static void run_session(Session *x, const Options *o, const Model *m, const Toke
     Buffer talk = {0};  // of Buffers: users' turns and replies
     *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler};
     append(&x->ends, data_of(m->eos_ids), m->config.n_eos * sizeof(int));
-    if (chats) append(&x->ends, t->at[ENDS], t->n[ENDS] * sizeof(int));
+    if (chats) append(&x->ends, t->ends, t->n[ENDS] * sizeof(int));
     new_run(&x->run, m, context, (size_t)o->chunk, 1);
     x->sampler.candidates = allocate(vocab_size, sizeof *x->sampler.candidates, "the sampler");
     x->sampler.weights = allocate(vocab_size, sizeof *x->sampler.weights, "the sampler");
