@@ -902,7 +902,7 @@ enum { SPECIAL = 1, LSTRIP = 2, RSTRIP = 4, SINGLE_WORD = 8, CONTROL = 16, ALONE
 // Rows. In a range of EDGES or MAP keys ascend. EDGES: tries over code points, value an id or NONE; a left id's pairs,
 // key the right one, value the merged one. MAP: texts, a value a row; what keys become; what two keys compose to.
 typedef struct { uint32_t begin, end; } Range;
-typedef struct { uint32_t begin, end, flags; Range pairs; } Id;  // of DATA; SPECIAL: hidden, ALONE: in no pair
+typedef struct { uint32_t begin, end, flags; Range pairs; } Id;  // of DATA; ALONE: in no pair; RESTART: decode anew
 typedef struct { uint32_t key, value; union { Range next; uint32_t rank; }; } Edge;  // the lowest rank merges first
 typedef struct { uint32_t first, bits[2], ccc; } Classes;        // up to the next row's first; combining class
 typedef struct { uint32_t kind, go, class, a, b; } Op;           // of the programs of patterns, see match()
