@@ -177,15 +177,16 @@ def listing(names):
 
 
 @contextmanager
-def exporting(what, advice="it may be cut short or of another kind: bring it again"):
-    """Whatever a library or the system raises becomes such a line, with the first sentence of what it says."""
+def exporting(what, advice=None):
+    """Whatever a library or the system raises becomes such a line: the first sentence of what it says, and advice."""
     try:
         yield
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split(". ")[0].split())[:300].rstrip(".")
         size = f" of {what.stat().st_size} bytes" if isinstance(what, Path) and what.is_file() else ""
-        if isinstance(error, (OSError, MemoryError)) or "os error" in said:  # Rust's, too
-            advice = "see names, permissions and the room in memory and on the disk"
+        of_system = isinstance(error, (OSError, MemoryError)) or "os error" in said  # Rust's, too
+        advice = advice or ("see names, permissions and the room in memory and on the disk" if of_system else
+                            "it may be cut short or of another kind: bring it again")
         fail(f"cannot export {what}{size}: {said} ({advice})")
 
 
@@ -632,7 +633,7 @@ def find_source(source):
         return Path(source)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
         fail(f"{source} does not exist (a folder, a file or a hub id OWNER/NAME is expected)")
-    with exporting(f"{source}, no path here and on the Hugging Face hub,", "see the name and the network"):
+    with exporting(f"{source} from the Hugging Face hub", "no path here has this name: see it, and the network"):
         return Path(huggingface_hub.snapshot_download(source, ignore_patterns=["*/*"], allow_patterns=[
             "*.json", "*.safetensors", *TOKENIZER_FILES]))
 

@@ -832,6 +832,14 @@ def test_no_room(run, exported, tmp_path, arguments):
     assert all(line.startswith("export.py: note: ") for line in done.stderr.splitlines()[:-1]), done.stderr
 
 
+def test_a_hub_id_that_is_not_to_be_had(tmp_path):
+    done = subprocess.run([sys.executable, EXPORT, "owner/none", tmp_path / "x.bin"], capture_output=True, text=True,
+                          env=os.environ | dict(HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "home")))
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.endswith("(no path here has this name: see it, and the network)"), done.stderr
+    assert not (tmp_path / "x.bin").exists()
+
+
 def test_bad_outputs(run, tmp_path, plain):
     folder = copy(plain, tmp_path / "m")
     refused(run, tmp_path, folder, "absent", output=tmp_path / "absent" / "x.bin")
