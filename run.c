@@ -179,8 +179,7 @@ INLINE float fast_exp(float x) {
     COUNT(version, 1, 1) COUNT(weight_type, 0, 1) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
     COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
     COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX) \
-    COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) /* longest context */                                     \
-    COUNT(tied, 0, 1)           /* 1: the classifier is the token embedding */                                         \
+    COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) COUNT(tied, 0, 1) /* 1: no classifier of its own */       \
     COUNT(activation, 0, 4)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
     COUNT(norm_kind, 0, 1)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
     COUNT(norm_place, 0, 31)    /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */     \
@@ -415,12 +414,11 @@ INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
     Vec acc[BLOCKS][8][PARTS];  // the sums of each token, or of each block of a single one
-    const bool whole = row_by_row(T, type);
-    const size_t side = whole ? 1 : R, blocks = whole ? (n - 1) / K_BLOCK + 1 : 1;
-    const size_t later = whole ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
+    const size_t side = row_by_row(T, type) ? 1 : R, blocks = side < R ? (n - 1) / K_BLOCK + 1 : 1;
+    const size_t later = side < R ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
     for (size_t r0 = 0; r0 < R; r0 += side)
         for (size_t i = 0; i < blocks * PARTS; i++) {
-            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = whole ? min_size(n - from, K_BLOCK) : n;
+            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = side < R ? min_size(n - from, K_BLOCK) : n;
             const char *at = (const char *)w + (r0 * row + from / LANES * step) * size_of(type);
             Vec sum[6][8];
             UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < side; r++) sum[t][r] = (Vec){0};
@@ -432,7 +430,7 @@ INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x
                     UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
                 }
                 for (size_t r = 0; r < side && ahead; r++)
-                    __builtin_prefetch(at + (r * row + k * step) * size_of(type) + later, 0, 2);
+                    __builtin_prefetch(at + (r * row + k * step) * size_of(type) + later, 0, 3);
             }
             UNROLL for (size_t t = 0; t < T; t++)
                 UNROLL for (size_t r = 0; r < side; r++) acc[t + b][r0 + r][p] = sum[t][r];
@@ -455,12 +453,15 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool mor
     switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
 }
 
-// The number of a matrix's panels, about as many for each thread, and their rows: about PANEL, more if read one by one.
-static size_t panels(const Tensor *w, size_t T, size_t *rows) {
+// The number of w's panels, as many for each thread, and the rows of one, *first to *last: up to PANEL, more if read
+// one by one. One token begins with 3/4 of w in a long panel for each thread: memory is faster if it is read in one go.
+static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
     size_t threads = (size_t)omp_get_num_threads(), about = row_by_row(T, w->type) ? 4 * PANEL : PANEL;
-    size_t n = w->rows / about / threads * threads;
-    *rows = round_up((w->rows - 1) / (n ? n : threads) + 1, 8);
-    return (w->rows - 1) / *rows + 1;
+    size_t large = w->rows * 3 / 4 / threads / 8 * 8, n_large = T == 1 && large >= about ? threads : 0;
+    size_t left = w->rows - n_large * large, rows = (left - 1) / round_up((left - 1) / about + 1, threads) / 8 * 8 + 8;
+    *first = panel < n_large ? panel * large : n_large * large + (panel - n_large) * rows;
+    *last = min_size(*first + (panel < n_large ? large : rows), w->rows);
+    return n_large + (left - 1) / rows + 1;
 }
 
 // Copies count elements from k on of a group of rows, widened: 16 of each in turn, 0 beyond the ends of w.
@@ -479,15 +480,14 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
 // a tile, and where LONG tiles of tokens or more would each widen bfloat16 again.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
-    static _Thread_local float *packed;  // two PANELs of rows at most; the stack may be as small as this
-    if (!packed && !(packed = aligned_alloc(64, 8 * PANEL * K_BLOCK))) die("no memory for 768 KiB (a smaller -j)");
-    size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, total = 0, rows;
-    for (size_t i = 0; i < n_products; i++) total += panels(products[i].w, T, &rows);
-    for (size_t panel, here; next_item(&panel, total);) {
+    static _Thread_local float *packed;  // a PANEL of rows at most; the stack may be as small as this
+    if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 384 KiB (a smaller -j)");
+    size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, total = 0;
+    for (size_t i = 0, first, last; i < n_products; i++) total += panels(products[i].w, T, 0, &first, &last);
+    for (size_t panel, here, first, last; next_item(&panel, total);) {
         const Product *p = products;
-        for (; panel >= (here = panels(p->w, T, &rows)); p++) panel -= here;
+        for (; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
         const Tensor *w = p->w;
-        size_t first = panel * rows, last = min_size(first + rows, w->rows);
         size_t most = row_by_row(T, w->type) && (last - first) % group == 0 ? BLOCKS * K_BLOCK : K_BLOCK;
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(most, (n - k) / LANES * LANES);
@@ -514,7 +514,7 @@ INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
     for (size_t i = 0; i < end; i += LANES)
         for (int j = 0; j < LANES; j++) d = (double)x[i + (size_t)j] - mean, lane[j] += square ? d * d : d;
     for (size_t i = end; i < n; i++) d = (double)x[i] - mean, lane[i - end] += square ? d * d : d;
-    for (int half = LANES / 2; half > 0; half /= 2)
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lane[i] += lane[i + half];
     return lane[0];
 }
@@ -563,7 +563,7 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48 };  // how many positions, and about how many queries, are taken at a time
+enum { KV_BLOCK = 64, Q_ROWS = 48, LOGIT_ROWS = 16 };  // positions, queries (about), rows of logits taken at a time
 typedef struct { float largest; double sum; } Softmax;  // of some positions: largest score; sum of e^(score - largest)
 
 // The arrays that a chunk of T <= chunk tokens passes through: ARRAY(type, name, rows, columns). Rows of activations
@@ -702,6 +702,7 @@ INLINE void weigh_tile(float *out, const float *p, size_t p_stride, const float 
         left = (n - d) / WIDTH - 1;  // beyond the end the last vector is taken again
         for (size_t i = 0; i < count; i++) {
             UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
+            UNROLL for (size_t j = 0; j < 4; j++) __builtin_prefetch(v + i * n + d + j * WIDTH + 1024);  // 4 KiB on
             UNROLL for (size_t q = 0; q < Q; q++)
                 UNROLL for (size_t j = 0; j < 4; j++)
                     sum[q][j] = multiply_add((Vec){0} + p[q * p_stride + i], vv[j], sum[q][j]);
@@ -718,18 +719,23 @@ static void weigh(float *out, const float *p, size_t p_stride, const float *v, s
         switch (Q = min_size(rows - q, TILE_T)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) WEIGH(5) WEIGH(6) }
 }
 
-// The softmax of scores [low, high) of a row p (KV_BLOCK), scaled and capped: weights e^(score - largest), others 0.
-static Softmax softmax(const Config *c, float *p, int low, int high) {
-    float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, largest = -INFINITY, lane[LANES];
-    if (low == high) return (Softmax){largest, 0};
-    for (int i = 0; i < KV_BLOCK; i++) p[i] = i >= low && i < high ? p[i] * scale : -INFINITY;
-    for (int i = low; i < high && cap > 0; i++) p[i] = capped(p[i], cap);
-    memcpy(lane, p, sizeof lane);
-    for (int i = LANES; i < KV_BLOCK; i += LANES)
-        for (int j = 0; j < LANES; j++) lane[j] = p[i + j] > lane[j] ? p[i + j] : lane[j];
-    for (int j = 0; j < LANES; j++) largest = lane[j] > largest ? lane[j] : largest;
-    for (int i = 0; i < KV_BLOCK; i++) p[i] = fast_exp(p[i] - largest);
-    return (Softmax){largest, sum_row(p, KV_BLOCK, 0, false)};
+// The softmax of scores [low, high) of p (rows, KV_BLOCK), scaled and capped: weights e^(score - largest), others 0. It
+// goes through all rows step by step, since the next row need not wait for this one's largest score.
+static void softmax(const Config *c, float *p, Softmax *sum, size_t rows, size_t low, size_t high) {
+    float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, lane[LANES], *x = p;
+    for (size_t q = 0; q < rows; q++, x += KV_BLOCK) {
+        for (size_t i = 0; i < KV_BLOCK; i++) x[i] = i >= low && i < high ? x[i] * scale : -INFINITY;
+        for (size_t i = low; i < high && cap > 0; i++) x[i] = capped(x[i], cap);
+        memcpy(lane, x, sizeof lane);
+        for (size_t i = LANES; i < KV_BLOCK; i += LANES)
+            ROLLED for (size_t j = 0; j < LANES; j++) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+        UNROLL for (size_t half = LANES / 2; half > 0; half /= 2)
+            ROLLED for (size_t j = 0; j < half; j++) lane[j] = lane[j + half] > lane[j] ? lane[j + half] : lane[j];
+        for (size_t i = 0; i < KV_BLOCK; i++) x[i] -= lane[0];
+        sum[q].largest = lane[0];
+    }
+    for (size_t i = 0; i < rows * KV_BLOCK; i++) p[i] = fast_exp(p[i]);
+    for (size_t q = 0; q < rows; q++) sum[q].sum = sum_row(p + q * KV_BLOCK, KV_BLOCK, 0, false);
 }
 
 // The first position that token t of the chunk sees.
@@ -740,7 +746,6 @@ static size_t oldest(const Run *r, size_t l, size_t t) {
 // Adds what a block of positions gave a query, part (n), to the total of those before (online softmax, Milakov and
 // Gimelshein 2018): both fade to the larger of their largest scores.
 static void merge(float *total, Softmax *s, const float *part, Softmax p, size_t n) {
-    if (p.sum == 0) return;  // it sees none of the block
     float largest = p.largest > s->largest ? p.largest : s->largest;
     float fade = fast_exp(s->largest - largest), gain = fast_exp(p.largest - largest);
     for (size_t i = 0; i < n; i++) total[i] = __builtin_fmaf(total[i], fade, part[i] * gain);
@@ -761,7 +766,8 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
         size_t high = min_size(end - min_size(end, start), KV_BLOCK), low = min_size(old - min_size(old, start), high);
         bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // this and later queries see all of it
         step = whole ? T * group - q : group;
-        for (size_t i = q; i < q + step; i++) sum[i] = softmax(c, weights + i * KV_BLOCK, (int)low, (int)high);
+        if (low == high) continue;
+        softmax(c, weights + q * KV_BLOCK, sum + q, step, low, high);
         weigh(part + q * n, weights + q * KV_BLOCK + low, KV_BLOCK, r->v_cache + at + low * n, n, high - low, step);
         for (size_t i = q; i < q + step; i++) merge(r->total + (to + i) * n, &r->sum[to + i], part + i * n, sum[i], n);
     }
@@ -1155,7 +1161,6 @@ static int *encode(const Tokenizer *t, Buffer text, bool alone, size_t *n) {
 
 // Begins as {0}. held: the first bytes of a character whose others are yet to come; stripped: spaces; NONE: no more.
 typedef struct { unsigned char held[4]; uint32_t n_held, stripped; } Decoder;
-
 static void decode_end(Decoder *d, Buffer *out) { append(out, d->held, d->n_held), d->n_held = 0; }
 
 // Appends what an id adds to the text; of a character that is not complete, nothing yet.
@@ -1198,7 +1203,6 @@ static int compare_pieces(const void *a, const void *b) {
     int order = memcmp(x->s, y->s, min_size(x->n, y->n));
     return order ? order : (x->n > y->n) - (x->n < y->n);
 }
-
 static int compare_keys(const void *a, const void *b) { const uint32_t *x = a, *y = b; return (*x > *y) - (*x < *y); }
 
 // Reads llama2.c's tokenizer.bin: int32 longest, then for each id float32 score, no NaN, int32 length, bytes. 0 is unk,
@@ -1608,7 +1612,6 @@ static void run_session(Session *x, const Options *o, const Model *m, const Toke
 
 // -m logits; -m hidden (n_layers + 1, T, dim); -m perplexity: in windows of the context, each from an empty cache.
 static void evaluate(const Options *o, const Model *m, const Prompt *p) {
-    enum { LOGIT_ROWS = 16 };  // taken at a time
     bool hidden = o->mode == HIDDEN, scores = o->mode == PERPLEXITY;
     const Config *c = &m->config;
     size_t vocab_size = c->vocab_size, states = hidden ? mul(mul(c->n_layers + 1, p->n), c->dim) : 0;
@@ -1768,9 +1771,7 @@ static void set_threads(size_t n) {
 
 #ifndef RUN_NO_MAIN
 int main(int argc, char **argv) {
-    static Model m;
-    static Tokenizer t;
-    static Session x;
+    static Model m; static Tokenizer t; static Session x;
     Options o;
     for (int fd = 0; fd < 3; fd++)  // a closed one stays unusable, and no file of ours takes its place
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
@@ -1795,6 +1796,5 @@ int main(int argc, char **argv) {
         decodes ? decode_end(&x.decoder, &x.out) : append(&x.out, "\n", 1);
         print_from(&x.out, 0);
     }
-    return 0;
 }
 #endif
