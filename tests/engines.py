@@ -48,12 +48,19 @@ def opened(path):
 
 
 def made(path, source, write):
-    """A file of the cache, written under another name first if it is not there yet or older than its source."""
+    """A file of the cache, written under another name first if it is not there yet or older than its source. It is then
+    read anew from the disk, in one go: Linux keeps what was written piece by piece in small pages, which cost more."""
     if not path.exists() or source.is_file() and path.stat().st_mtime < source.stat().st_mtime:
         path.parent.mkdir(parents=True, exist_ok=True)
         print(f"making {path.name}", file=sys.stderr)
-        write(path.with_suffix(".part"))
-        path.with_suffix(".part").rename(path)
+        new = path.with_suffix(".part")
+        write(new)
+        with open(new, "rb", buffering=0) as f:
+            os.fsync(f.fileno())
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while f.read(1 << 24):
+                pass
+        new.rename(path)
     return path
 
 
