@@ -180,13 +180,11 @@ INLINE float fast_exp(float x) {
     COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
     COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX) \
     COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) COUNT(tied, 0, 1) /* 1: no classifier of its own */       \
-    COUNT(activation, 0, 4)     /* 0 silu, 1 gelu, 2 gelu_tanh, 3 relu, 4 sigmoid */                                   \
-    COUNT(norm_kind, 0, 1)      /* 0 RMSNorm, 1 LayerNorm */                                                           \
+    COUNT(activation, 0, 4) /* silu, gelu, gelu_tanh, relu, sigmoid */ COUNT(norm_kind, 0, 1) /* RMSNorm, LayerNorm */ \
     COUNT(norm_place, 0, 31)    /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */     \
     COUNT(qk_norm, 0, 3)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
     COUNT(biases, 0, 31)        /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
-    COUNT(rope_dim, 2, INT_MAX) /* elements of a head that are rotated */                                              \
-    COUNT(rope_pairs, 0, 1)     /* 0: element i with i + rope_dim / 2, 1: 2i with 2i + 1 */                            \
+    COUNT(rope_dim, 2, INT_MAX) /* rotated */ COUNT(rope_pairs, 0, 1) /* 0: i with i + rope_dim / 2, 1: 2i, 2i + 1 */  \
     COUNT(n_rope_tables, 1, 2) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
     COUNT(tokenizer_hash, 0, UINT64_MAX) /* fingerprint, 0: unknown */ COUNT(config_size, 0, INT_MAX) /* bytes */      \
     COUNT(n_experts, 0, 0) COUNT(n_experts_used, 0, 0) COUNT(n_shared_experts, 0, 0) COUNT(expert_dim, 0, 0)           \
@@ -203,18 +201,16 @@ INLINE float fast_exp(float x) {
 // float32 or bfloat16 by weight_type; q_dim is n_heads * head_dim, kv_dim n_kv_heads * head_dim. Last is the source's
 // config.json, which run.c does not read.      TENSOR(name, type, present if, rows, columns)
 #define TENSORS_FIRST(TENSOR)                                                                                          \
-    TENSOR(eos_ids, I32, c->n_eos, 1, c->n_eos)                                                                        \
-    TENSOR(layer_window, I32, 1, 1, c->n_layers)   /* positions that a token sees, 0: all */                           \
-    TENSOR(layer_rope, I32, 1, 1, c->n_layers)     /* the layer's table of rope_freq from 1, 0: no rotation */         \
+    TENSOR(eos_ids, I32, c->n_eos, 1, c->n_eos) TENSOR(layer_window, I32, 1, 1, c->n_layers) /* tokens seen, 0: all */ \
+    TENSOR(layer_rope, I32, 1, 1, c->n_layers) /* the layer's table of rope_freq from 1, 0: no rotation */             \
     TENSOR(rope_freq, F32, 1, c->n_rope_tables, c->rope_dim / 2) /* radians per position */                            \
     TENSOR(token_embedding, W, 1, c->vocab_size, c->dim)
 #define NORM(TENSOR, name, present) /* and its bias */                                                                 \
     TENSOR(name, F32, present, 1, c->dim) TENSOR(name##_bias, F32, (present) && (c->biases & 8), 1, c->dim)
 #define TENSORS_OF_LAYER(TENSOR) /* all of these for each layer */                                                     \
-    NORM(TENSOR, attention_norm, c->norm_place & 1)                                                                    \
-    TENSOR(wq, W, 1, q_dim, c->dim) TENSOR(wk, W, 1, kv_dim, c->dim) TENSOR(wv, W, 1, kv_dim, c->dim)                  \
-    TENSOR(bq, F32, c->biases & 1, 1, q_dim) TENSOR(bk, F32, c->biases & 1, 1, kv_dim)                                 \
-    TENSOR(bv, F32, c->biases & 1, 1, kv_dim)                                                                          \
+    NORM(TENSOR, attention_norm, c->norm_place & 1) TENSOR(wq, W, 1, q_dim, c->dim)                                    \
+    TENSOR(wk, W, 1, kv_dim, c->dim) TENSOR(wv, W, 1, kv_dim, c->dim) TENSOR(bq, F32, c->biases & 1, 1, q_dim)         \
+    TENSOR(bk, F32, c->biases & 1, 1, kv_dim) TENSOR(bv, F32, c->biases & 1, 1, kv_dim)                                \
     TENSOR(q_norm, F32, c->qk_norm, c->qk_norm == 1 ? 1 : c->n_heads, c->head_dim)                                     \
     TENSOR(k_norm, F32, c->qk_norm, c->qk_norm == 1 ? 1 : c->n_kv_heads, c->head_dim)                                  \
     TENSOR(wo, W, 1, c->dim, q_dim) TENSOR(bo, F32, c->biases & 2, 1, c->dim)                                          \
@@ -403,7 +399,6 @@ static float weight(const Tensor *t, size_t i) {
 // Weights are multiplied in panels of about PANEL rows, and K_BLOCK elements at a time, whose sums are added.
 enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
 _Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6, "tile() has sums of 1 to 6 tokens or BLOCKS blocks of one");
-
 // One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight of such short rows at a time would not keep
 // the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
 INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
@@ -953,6 +948,7 @@ typedef struct {
 // How many bytes a character has that begins with this byte, 0: none does; how many spell a Char's c.
 static size_t utf8_length(int c) { return c < 0x80 ? 1 : c < 0xC2 || c > 0xF4 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4; }
 static size_t utf8_size(uint32_t c) { return c < 0x80 || c >= 0x110000 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4; }
+static Stretch all_of(Buffer b) { return (Stretch){AS(Char, b), b.size / sizeof(Char)}; }
 
 // Appends the characters of a text in UTF-8. Dies at a byte that begins none and has no token.
 static void append_utf8(const Tokenizer *t, Buffer *b, Buffer text, bool content) {
@@ -967,8 +963,6 @@ static void append_utf8(const Tokenizer *t, Buffer *b, Buffer text, bool content
         append(b, &(Char){c & 0x1FFFFF, content}, sizeof(Char));
     }
 }
-
-static Stretch all_of(Buffer b) { return (Stretch){AS(Char, b), b.size / sizeof(Char)}; }
 
 // The row with this key in a range of EDGES or MAP, or NULL.
 static const Edge *find(const Edge *row, Range range, uint32_t key) {
@@ -1197,7 +1191,6 @@ static void check_rows(const Tokenizer *t, const char *kinds, const uint32_t *at
 }
 
 typedef struct { unsigned char *s; uint32_t n, id, rank; } Piece;  // of llama2.c's file; rank falls as the score rises
-
 static int compare_pieces(const void *a, const void *b) {
     const Piece *x = a, *y = b;
     int order = memcmp(x->s, y->s, min_size(x->n, y->n));
@@ -1660,13 +1653,12 @@ static void check(const Options *o, const Model *m, const Tokenizer *t) {
         double low = INFINITY, high = -INFINITY, squares = 0;
         for (size_t i = 0; i < n; i++) {
             double value = w->type == I32 ? (double)((const int32_t *)w->data)[i] : (double)weight(w, i);
-            if (!isfinite(value)) continue;
+            if (!isfinite(value)) { bad++; continue; }
             low = value < low ? value : low, high = value > high ? value : high, squares += value * value, finite++;
         }
         snprintf(text, sizeof text, w->layer == OF_NO_LAYER ? "%s" : "%s[%d]", w->name, w->layer);
         printf("  %-24s %7zu x %-7zu %-8s min %-12.5g max %-12.5g rms %-12.5g non-finite %zu\n", text, w->rows,
                w->columns, types[w->type], low, high, sqrt(squares / (double)finite), n - finite);
-        bad += n - finite;
     }
     if (t->n[IDS]) printf("\ntokenizer %s: %u ids, fingerprint %zu\n", t->path, t->n[IDS], (size_t)t->hash);
     printf("\nmemory at a context of %zu, in chunks of %zu\n", context, chunk);
@@ -1748,21 +1740,30 @@ static void check_options(Options *o) {
 // -j, else OMP_NUM_THREADS, else a thread for each core that this process may use, within its share of time.
 static void set_threads(size_t n) {
 #ifdef _OPENMP
-#ifdef __linux__
-    cpu_set_t cpus;
-    char path[96];
-    bool by_default = !n && !getenv("OMP_NUM_THREADS") && !sched_getaffinity(0, sizeof cpus, &cpus);
-    for (size_t i = 0, first; by_default && i < CPU_SETSIZE; i++) {
-        if (!CPU_ISSET(i, &cpus)) continue;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
-        first = number_in(path, "%zu", i), n += first >= i || !CPU_ISSET(first, &cpus);  // of those that share a core
-    }
-    size_t quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0);
-    size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
-    if (by_default && quota && period) n = min_size(n, (quota + period - 1) / period);
-#endif
     omp_set_dynamic(0);
     if (n) omp_set_num_threads((int)n);
+#ifdef __linux__
+    cpu_set_t cpus, cores = {{0}};  // of cores that share their units of execution the first is taken
+    char path[96];
+    for (size_t i = sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_SETSIZE : 0, first; i < CPU_SETSIZE; i++) {
+        if (!CPU_ISSET(i, &cpus)) continue;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
+        first = number_in(path, "%zu", i);
+        if (first >= i || !CPU_ISSET(first, &cpus)) CPU_SET(i, &cores);
+    }
+    size_t here = (size_t)sched_getcpu(), quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0);
+    size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0), share = (size_t)CPU_COUNT(&cores);
+    if (quota && period) share = min_size(share, (quota + period - 1) / period);
+    if (!n && share && !getenv("OMP_NUM_THREADS")) omp_set_num_threads((int)share);
+    // Linux may start threads on one core and part them much later: each goes to the next one, then is free to move.
+    #pragma omp parallel private(cpus)
+    for (size_t i = here + 1, left = (size_t)omp_get_thread_num(); left && i < here + CPU_SETSIZE; i++) {
+        cpu_set_t core = {{0}};
+        if (!CPU_ISSET(i % CPU_SETSIZE, &cores) || --left || sched_getaffinity(0, sizeof cpus, &cpus)) continue;
+        CPU_SET(i % CPU_SETSIZE, &core);
+        sched_setaffinity(0, sizeof core, &core), sched_setaffinity(0, sizeof cpus, &cpus);
+    }
+#endif
     if (omp_get_max_threads() > omp_get_num_procs()) spins = 0;
 #else
     if (n > 1) fprintf(stderr, "run: note: -j %zu has no effect, this is built without OpenMP\n", n);
@@ -1771,8 +1772,7 @@ static void set_threads(size_t n) {
 
 #ifndef RUN_NO_MAIN
 int main(int argc, char **argv) {
-    static Model m; static Tokenizer t; static Session x;
-    Options o;
+    static Model m; static Tokenizer t; static Session x; static Options o;
     for (int fd = 0; fd < 3; fd++)  // a closed one stays unusable, and no file of ours takes its place
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) exit(1);
     parse_options(&o, argc, argv), check_options(&o);

@@ -645,6 +645,36 @@ static void test_keep_best(void) {
     }
 }
 
+#if defined _OPENMP && defined __linux__
+static void move_to(const cpu_set_t *cpus) {
+    #pragma omp parallel
+    sched_setaffinity(0, sizeof *cpus, cpus);
+}
+
+// Threads that all run on one core are parted by set_threads(), and each may go anywhere afterwards.
+static void test_threads(void) {
+    cpu_set_t all;
+    int rounds = 100, parted = 0, bound = 0;
+    if (sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) < 2) return;
+    for (int round = 0, cpu[2] = {0}; round < rounds; round++) {
+        cpu_set_t one = {{0}};
+        CPU_SET((size_t)sched_getcpu(), &one);
+        move_to(&one), move_to(&all), set_threads(2);
+        #pragma omp parallel
+        {
+            cpu_set_t now;
+            if (sched_getaffinity(0, sizeof now, &now) || !CPU_EQUAL(&now, &all))
+                #pragma omp atomic
+                bound++;
+            cpu[omp_get_thread_num()] = sched_getcpu();
+        }
+        parted += cpu[0] != cpu[1];
+    }
+    EXPECT(!bound, "%d threads may not go where the process may", bound);
+    EXPECT(parted >= rounds * 4 / 5, "on two cores in %d rounds of %d only", parted, rounds);
+}
+#endif
+
 static int compare_files(const char *got_path, const char *want_path, double limit) {
     File got = map_file(got_path), want = map_file(want_path);
     if (got.size != want.size) die("%s has %zu bytes, %s %zu (they must be alike)", got_path, got.size, want_path,
@@ -661,6 +691,9 @@ int main(int argc, char **argv) {
     if (argc == 4) return compare_files(argv[1], argv[2], atof(argv[3]));
 #ifdef _OPENMP
     omp_set_dynamic(0), omp_set_num_threads(2);
+#ifdef __linux__
+    test_threads();
+#endif
 #endif
     test_sizes();
     test_errors();
