@@ -1285,7 +1285,7 @@ static int *render(const Tokenizer *t, const char *system, const Buffer *message
         if (start == SIZE_MAX) start = match(&e, &x, row->pc, 0), cut = row;
         while (x.size > start && of_class(&e, &x, x.size - 1, cut->class)) x.size--;
         if (start && start <= x.size) x.s += start, x.size -= start;
-        if (i == 0 && system && row->bits & EMPTY_IS_NONE && !x.size) system = NULL, row -= 16;
+        if (i == 0 && system && row->bits & EMPTY_IS_NONE && !x.size) system = NULL, row -= 4 * 4;
         if (!(row->bits & SHOWN)) x.size = 0;
         if (part == 1 && k + 1 == n && match(&e, &x, row[2].pc, 0) != SIZE_MAX)
             die("\"%.*s...\" is no user's message (begin otherwise)", (int)min_size(said.size, 15), said.data);

@@ -129,13 +129,32 @@ def test_perplexity(results, model, ids, context):
     assert float(words[1]) == pytest.approx(expected, rel=1e-5)
 
 
+def sharded(folder, model, n):
+    """What tests/tensor_parallel.py says of a folder that PyTorch splits over n processes."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), ROOT / "tests/tensor_parallel.py"]
+    done = subprocess.run([sys.executable, *command, folder, model, "--engine", binary()], capture_output=True, text=True,
+                          timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and done.stdout.endswith("PASS\n"), (done.stdout, done.stderr[-3000:])
+    return done.stderr
+
+
 @pytest.mark.long
 def test_sharded_over_three_processes(model, tmp_path):
-    """Written back as a Hugging Face folder, split by PyTorch over as many processes as there are key/value heads."""
+    """Written back as a Hugging Face folder, split over as many processes as there are key/value heads."""
     import export
     export.to_hugging_face(tmp_path / "hf", model, None)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    done = subprocess.run([sys.executable, *command, ROOT / "tests/tensor_parallel.py", tmp_path / "hf", model, "--engine", binary()], capture_output=True,
-                          text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0 and done.stdout.endswith("PASS\n"), (done.stdout, done.stderr[-3000:])
-    assert all(f"process {rank} of 3 holds 512 of 1536 rows" in done.stderr for rank in range(3)), done.stderr[-3000:]
+    said = sharded(tmp_path / "hf", model, 3)
+    assert all(f"process {rank} of 3 holds 512 of 1536 rows" in said for rank in range(3)), said[-3000:]
+
+
+@pytest.mark.long
+def test_sharded_unevenly(tmp_path):
+    """A hidden_dim that the number of processes does not divide: they hold parts of two sizes."""
+    import export
+    import transformers
+    config = transformers.LlamaConfig(hidden_size=64, intermediate_size=173, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, vocab_size=128, max_position_embeddings=128)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "hf")
+    export.main([str(tmp_path / "hf"), str(tmp_path / "model.bin")])
+    said = sharded(tmp_path / "hf", tmp_path / "model.bin", 2)
+    assert all(f"process {rank} of 2 holds {n} of 173 rows" in said for rank, n in ((0, 87), (1, 86))), said[-3000:]
