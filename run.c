@@ -179,12 +179,12 @@ INLINE float fast_exp(float x) {
     COUNT(version, 1, 1) COUNT(weight_type, 0, 1) /* 0 float32, 1 bfloat16 */ COUNT(dim, 1, INT_MAX)                   \
     COUNT(hidden_dim, 1, INT_MAX) COUNT(n_layers, 1, 65536) COUNT(n_heads, 1, INT_MAX)                                 \
     COUNT(n_kv_heads, 1, INT_MAX) /* each serves n_heads / n_kv_heads query heads (GQA) */ COUNT(head_dim, 2, INT_MAX) \
-    COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) COUNT(tied, 0, 1) /* 1: no classifier of its own */       \
-    COUNT(activation, 0, 4) /* silu, gelu, gelu_tanh, relu, sigmoid */ COUNT(norm_kind, 0, 1) /* RMSNorm, LayerNorm */ \
-    COUNT(norm_place, 0, 31)    /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */     \
+    COUNT(vocab_size, 1, INT_MAX) COUNT(seq_len, 1, INT_MAX) COUNT(tied, 0, 1) /* 1: classifier = token_embedding */   \
+    COUNT(activation, 0, 4) /* 0 silu, gelu, gelu_tanh, relu, 4 sigmoid */ COUNT(norm_kind, 0, 1) /* 1: LayerNorm */   \
+    COUNT(norm_place, 0, 31)    /* 1 before attention + 2 after + 4 before FFN + 8 after + 16 both in parallel */      \
     COUNT(qk_norm, 0, 3)        /* 0 none, 1 per head, 2 over the projection, 3 per head with a weight for each */     \
     COUNT(biases, 0, 31)        /* 1 q/k/v + 2 attention output + 4 FFN + 8 norms + 16 classifier */                   \
-    COUNT(rope_dim, 2, INT_MAX) /* rotated */ COUNT(rope_pairs, 0, 1) /* 0: i with i + rope_dim / 2, 1: 2i, 2i + 1 */  \
+    COUNT(rope_dim, 2, INT_MAX) /* are rotated */ COUNT(rope_pairs, 0, 1) /* 0: i, i + rope_dim / 2; 1: 2i, 2i + 1 */  \
     COUNT(n_rope_tables, 1, 2) INT(bos_id, -1, INT_MAX) /* -1: none */ COUNT(n_eos, 0, 16) /* end-of-text ids */       \
     COUNT(tokenizer_hash, 0, UINT64_MAX) /* fingerprint, 0: unknown */ COUNT(config_size, 0, INT_MAX) /* bytes */      \
     COUNT(n_experts, 0, 0) COUNT(n_experts_used, 0, 0) COUNT(n_shared_experts, 0, 0) COUNT(expert_dim, 0, 0)           \
@@ -409,7 +409,7 @@ INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
     Vec acc[BLOCKS][8][PARTS];  // the sums of each token, or of each block of a single one
-    const size_t side = row_by_row(T, type) ? 1 : R, blocks = side < R ? (n - 1) / K_BLOCK + 1 : 1;
+    const size_t side = row_by_row(T, type) ? 1 : R, blocks = side < R ? (n - 1) / K_BLOCK + 1 : 1;  // 1 < R: by rows
     const size_t later = side < R ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
     for (size_t r0 = 0; r0 < R; r0 += side)
         for (size_t i = 0; i < blocks * PARTS; i++) {
@@ -448,8 +448,8 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool mor
     switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
 }
 
-// The number of w's panels, as many for each thread, and the rows of one, *first to *last: up to PANEL, more if read
-// one by one. One token begins with 3/4 of w in a long panel for each thread: memory is faster if it is read in one go.
+// The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL, or 4
+// PANEL read one by one. One token begins with 3/4 of w in a long panel for each thread: memory is faster in one go.
 static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
     size_t threads = (size_t)omp_get_num_threads(), about = row_by_row(T, w->type) ? 4 * PANEL : PANEL;
     size_t large = w->rows * 3 / 4 / threads / 8 * 8, n_large = T == 1 && large >= about ? threads : 0;
@@ -714,8 +714,8 @@ static void weigh(float *out, const float *p, size_t p_stride, const float *v, s
         switch (Q = min_size(rows - q, TILE_T)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) WEIGH(5) WEIGH(6) }
 }
 
-// The softmax of scores [low, high) of p (rows, KV_BLOCK), scaled and capped: weights e^(score - largest), others 0. It
-// goes through all rows step by step, since the next row need not wait for this one's largest score.
+// The softmax of scores [low, high) of p (rows, KV_BLOCK), scaled and capped: weights e^(score - largest), others 0.
+// All rows take a step before the next step begins: while one's largest score is not known, others are worked on.
 static void softmax(const Config *c, float *p, Softmax *sum, size_t rows, size_t low, size_t high) {
     float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, lane[LANES], *x = p;
     for (size_t q = 0; q < rows; q++, x += KV_BLOCK) {
@@ -761,7 +761,7 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
         size_t high = min_size(end - min_size(end, start), KV_BLOCK), low = min_size(old - min_size(old, start), high);
         bool whole = high == KV_BLOCK && oldest(r, l, t0 + T - 1) <= start;  // this and later queries see all of it
         step = whole ? T * group - q : group;
-        if (low == high) continue;
+        if (low == high) continue;  // they see none of the block
         softmax(c, weights + q * KV_BLOCK, sum + q, step, low, high);
         weigh(part + q * n, weights + q * KV_BLOCK + low, KV_BLOCK, r->v_cache + at + low * n, n, high - low, step);
         for (size_t i = q; i < q + step; i++) merge(r->total + (to + i) * n, &r->sum[to + i], part + i * n, sum[i], n);
@@ -1743,7 +1743,7 @@ static void set_threads(size_t n) {
     omp_set_dynamic(0);
     if (n) omp_set_num_threads((int)n);
 #ifdef __linux__
-    cpu_set_t cpus, cores = {{0}};  // of cores that share their units of execution the first is taken
+    cpu_set_t cpus, cores = {{0}};  // the processors to use: the first of those that share a core
     char path[96];
     for (size_t i = sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_SETSIZE : 0, first; i < CPU_SETSIZE; i++) {
         if (!CPU_ISSET(i, &cpus)) continue;
@@ -1755,9 +1755,9 @@ static void set_threads(size_t n) {
     size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0), share = (size_t)CPU_COUNT(&cores);
     if (quota && period) share = min_size(share, (quota + period - 1) / period);
     if (!n && share && !getenv("OMP_NUM_THREADS")) omp_set_num_threads((int)share);
-    // Linux may start threads on one core and part them much later: each goes to the next one, then is free to move.
+    // Linux may start threads on one core and part them much later: each goes to one of its own, then is free to move.
     #pragma omp parallel private(cpus)
-    for (size_t i = here + 1, left = (size_t)omp_get_thread_num(); left && i < here + CPU_SETSIZE; i++) {
+    for (size_t i = here, left = (size_t)omp_get_thread_num() + 1; left && i < here + CPU_SETSIZE; i++) {
         cpu_set_t core = {{0}};
         if (!CPU_ISSET(i % CPU_SETSIZE, &cores) || --left || sched_getaffinity(0, sizeof cpus, &cpus)) continue;
         CPU_SET(i % CPU_SETSIZE, &core);
@@ -1778,7 +1778,7 @@ int main(int argc, char **argv) {
     parse_options(&o, argc, argv), check_options(&o);
     if (o.file && strcmp(o.file, "-") && !freopen(input = o.file, "r", stdin))
         die("cannot open %s: %s (check the path)", input, strerror(errno));
-    set_threads((size_t)o.threads);
+    if (o.mode != TOKENIZE && o.mode != DETOKENIZE) set_threads((size_t)o.threads);
     for (const int *s = (int[]){SIGINT, SIGTERM, SIGHUP, SIGBUS, 0}; *s; s++) signal(*s, on_signal);
     signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit is an error
     bool has_text = o.text || o.file || o.mode == CHAT || o.mode == DETOKENIZE || (o.mode == GENERATE && !o.print_ids);

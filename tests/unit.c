@@ -2,6 +2,17 @@
 // Compares two files of float32 as well:                             tests/unit GOT WANT LARGEST_DIFFERENCE
 #define RUN_NO_MAIN
 #pragma GCC diagnostic ignored "-Wunused-function"
+#define _GNU_SOURCE
+#include <sched.h>
+#ifdef __linux__
+static _Thread_local int bound_to = -1;  // where this thread was when it was last bound to one processor
+static int set_affinity(pid_t thread, size_t size, const cpu_set_t *cpus) {
+    int failed = sched_setaffinity(thread, size, cpus);
+    if (!failed && CPU_COUNT(cpus) == 1) bound_to = sched_getcpu();
+    return failed;
+}
+#define sched_setaffinity set_affinity
+#endif
 #include "../run.c"
 #include <sys/wait.h>
 
@@ -233,7 +244,7 @@ static void test_matmuls(void) {
     for (size_t T = 1; T < 28; T += 5) test_matmul(T, 2053 - T % 7, 70, true, T % 2 ? F32 : BF16);  // more than a block
     for (size_t T = 97; T < 120; T += 5) test_matmul(T, 1090 - T, 37, true, T % 2 ? F32 : BF16);  // many tokens
     for (size_t i = 0; i < 4; i++) test_matmul(1, 6143 + 3071 * i, 8 + i % 2 * 8, false, BF16);  // above BLOCKS blocks
-    static const size_t high[] = {192, 200, 383, 775}, few[] = {1, 2, 97};  // several panels, the largest ones too
+    static const size_t high[] = {383, 192, 775, 1100}, few[] = {1, 2, 97};  // several panels, the largest ones too
     for (size_t i = 0; i < 12; i++) test_matmul(few[i % 3], 1041 - i, high[i / 3], i % 2, i % 2 ? BF16 : F32);
 }
 
@@ -646,32 +657,23 @@ static void test_keep_best(void) {
 }
 
 #if defined _OPENMP && defined __linux__
-static void move_to(const cpu_set_t *cpus) {
-    #pragma omp parallel
-    sched_setaffinity(0, sizeof *cpus, cpus);
-}
-
-// Threads that all run on one core are parted by set_threads(), and each may go anywhere afterwards.
+// set_threads() puts each thread on a core of its own; afterwards it may go anywhere.
 static void test_threads(void) {
     cpu_set_t all;
-    int rounds = 100, parted = 0, bound = 0;
-    if (sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) < 2) return;
-    for (int round = 0, cpu[2] = {0}; round < rounds; round++) {
-        cpu_set_t one = {{0}};
-        CPU_SET((size_t)sched_getcpu(), &one);
-        move_to(&one), move_to(&all), set_threads(2);
-        #pragma omp parallel
-        {
-            cpu_set_t now;
-            if (sched_getaffinity(0, sizeof now, &now) || !CPU_EQUAL(&now, &all))
-                #pragma omp atomic
-                bound++;
-            cpu[omp_get_thread_num()] = sched_getcpu();
-        }
-        parted += cpu[0] != cpu[1];
+    int at[2] = {-1, -1}, bound = 0;
+    unsetenv("OMP_NUM_THREADS"), set_threads(0);
+    bool cores = omp_get_max_threads() > 1 && !sched_getaffinity(0, sizeof all, &all);
+    omp_set_num_threads(2);
+    if (!cores) return;
+    bound_to = -1, set_threads(2);
+    #pragma omp parallel reduction(+ : bound)
+    {
+        cpu_set_t now;
+        bound += sched_getaffinity(0, sizeof now, &now) || !CPU_EQUAL(&now, &all);
+        at[omp_get_thread_num()] = bound_to;
     }
     EXPECT(!bound, "%d threads may not go where the process may", bound);
-    EXPECT(parted >= rounds * 4 / 5, "on two cores in %d rounds of %d only", parted, rounds);
+    EXPECT(at[0] >= 0 && at[1] >= 0 && at[0] != at[1], "threads were put on processors %d and %d", at[0], at[1]);
 }
 #endif
 
