@@ -1778,16 +1778,16 @@ int main(int argc, char **argv) {
     parse_options(&o, argc, argv), check_options(&o);
     if (o.file && strcmp(o.file, "-") && !freopen(input = o.file, "r", stdin))
         die("cannot open %s: %s (check the path)", input, strerror(errno));
-    if (o.mode != TOKENIZE && o.mode != DETOKENIZE) set_threads((size_t)o.threads);
     for (const int *s = (int[]){SIGINT, SIGTERM, SIGHUP, SIGBUS, 0}; *s; s++) signal(*s, on_signal);
     signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit is an error
     bool has_text = o.text || o.file || o.mode == CHAT || o.mode == DETOKENIZE || (o.mode == GENERATE && !o.print_ids);
     if (o.model) load_model(&m, o.model);
     if (has_text || (o.mode == CHECK && o.tokenizer)) load_tokenizer(&t, &o, &m);
-    if (o.mode == CHECK) return check(&o, &m, &t), 0;
+    if (o.mode == CHECK) return set_threads((size_t)o.threads), check(&o, &m, &t), 0;
     if (o.mode == CHAT && t.n[TURNS] < 16) die("%s has no chat format (use -m generate with a whole prompt)", t.path);
     if (o.system && t.n[TURNS] < 32) die("the chat template in %s takes no system prompt (leave out -y)", t.path);
     Prompt p = read_prompt(&o, &t, &m);
+    if (o.mode != TOKENIZE && o.mode != DETOKENIZE) set_threads((size_t)o.threads);
     if (o.mode == LOGITS || o.mode == HIDDEN || o.mode == PERPLEXITY) evaluate(&o, &m, &p);
     else if (o.mode == GENERATE || (o.mode == CHAT && !o.print_ids)) run_session(&x, &o, &m, &t, &p);
     else {  // ids, or what they decode to

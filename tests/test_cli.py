@@ -963,6 +963,15 @@ def clean_environment():
     return {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
 
 
+def test_threads_only_to_compute():
+    """What needs no threads starts none, and answers, or says what is wrong, where there is no memory for them."""
+    def limited(*args):
+        command = ["sh", "-c", 'ulimit -v 500000; exec "$@"', "sh", binary(), *args, "-j", "1000"]
+        return subprocess.run(command, capture_output=True, env=clean_environment())
+    assert limited("-m", "tokenize", "-z", ROOT / "tokenizer.bin", "-i", "Once upon").stdout == b"1 524 530\n"
+    assert b"cannot open nosuch.bin" in limited("nosuch.bin", "-i", "a").stderr
+
+
 def test_threads_by_default():
     """A process bound to one CPU takes one thread; OMP_NUM_THREADS and, above it, -j say otherwise."""
     assert threads_of() == 1
