@@ -86,23 +86,31 @@ static File map_file(const char *path) {
     if (!size) die("%s is empty, 0 bytes (export or copy it again)", path);
     void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) die("cannot map the %zu bytes of %s: %s (free some memory)", size, path, strerror(errno));
+#ifdef MADV_HUGEPAGE  // what is not in memory yet is read in large pages (or 2 MB are mapped in 512 page faults)
+    madvise(data, size, MADV_HUGEPAGE);
+#endif
     in_use[0] = in_use[1], in_use[1] = info;
     return close(fd), (File){data, size, path};
 }
 
 // ---- threads --------------------------------------------------------------------------------------------------------
 // The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n);) ... item i ...`:
-// each takes the next of n items until there is none, then waits for the others. Who takes one never changes a result.
-// One counter does it: who draws has finished the item before, so with n + threads numbers drawn all is done.
-static _Alignas(64) atomic_size_t drawn;  // how many numbers all threads have drawn
-static _Thread_local size_t past;         // those for loops that are over; both begin at 0 in a parallel region
-static int spins = 20000;                 // of a wait, before others may run; 0 with more threads than processors
-
+// each takes the item of its own number, then the next of n until there is none. Who takes one never changes a result;
+// all are done before the next loop begins. One counter does it: who draws a number has finished the item before, so
+// who draws a loop's last one knows that all is done: it does loops of one item alone, then lets the others go on.
+static _Alignas(64) atomic_size_t drawn;   // numbers that all threads have drawn, 0 before a parallel region
+static _Thread_local size_t past;          // where those of a loop begin, at 1 in a parallel region
+static _Thread_local bool inside, holder;  // in a loop; others wait for this thread, at first for the main one
+static int spins = 20000;                  // of a wait, before others may run; 0 with more threads than processors
 static bool next_item(size_t *item, size_t n) {
-    if ((*item = atomic_fetch_add(&drawn, 1) - past) < n) return true;
-    past += n + (size_t)omp_get_num_threads();
-    for (int i = 0; atomic_load(&drawn) < past;) i < spins ? i++ : sched_yield();
-    return false;
+    if (n == 1) return *item = 0, inside = holder && !inside;
+    size_t threads = (size_t)omp_get_num_threads(), last = (n > threads ? n : threads) + threads - 1;
+    if (!inside && holder) atomic_store_explicit(&drawn, past, memory_order_release);
+    for (int i = 0; !inside && !holder && atomic_load(&drawn) < past;) i < spins ? i++ : sched_yield();
+    if (!inside && (*item = (size_t)omp_get_thread_num()) < n) return inside = true;
+    *item = threads + atomic_fetch_add(&drawn, 1) - past;
+    inside = *item < n, holder = *item == last, past += inside ? 0 : last - threads + 2;
+    return inside;
 }
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
@@ -129,7 +137,6 @@ typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH)));
 typedef float LooseVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));  // anywhere in memory
 typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint16_t LooseShorts __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
-
 INLINE Vec load(const float *p) { return *(const LooseVec *)p; }
 INLINE Vec load_once(const float *p) { return *(const volatile LooseVec *)p; }  // or gcc may load it for each use
 INLINE void store(float *p, Vec v) { *(LooseVec *)p = v; }
@@ -226,7 +233,6 @@ INLINE float fast_exp(float x) {
 enum { HEADER_SIZE = 64 * 8, ALIGNMENT = 64, OF_NO_LAYER = -1, PARALLEL = 16 };
 typedef enum { F32, I32, BF16 } Type;
 INLINE size_t size_of(Type type) { return type == BF16 ? 2 : 4; }
-
 #define COUNT_MEMBER(name, low, high) size_t name;
 #define INT_MEMBER(name, low, high) int64_t name;
 #define REAL_MEMBER(name, low, high) double name;
@@ -236,7 +242,6 @@ typedef struct { char magic[8]; HEADER(COUNT_MEMBER, INT_MEMBER, REAL_MEMBER) } 
 static const struct { const char *name; char kind; double low, high; } FIELDS[] = {HEADER(FIELD, FIELD, FIELD)};
 enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
 _Static_assert(sizeof(Config) == 8 * (1 + N_FIELDS) && sizeof(Config) <= HEADER_SIZE, "one slot a field");
-
 typedef struct { const char *name; int layer; Type type; size_t rows, columns; const void *data; } Tensor;
 static const void *data_of(const Tensor *t) { return t ? t->data : NULL; }
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
@@ -399,8 +404,7 @@ static float weight(const Tensor *t, size_t i) {
 // Weights are multiplied in panels of about PANEL rows, and K_BLOCK elements at a time, whose sums are added.
 enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
 _Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6, "tile() has sums of 1 to 6 tokens or BLOCKS blocks of one");
-// One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight of such short rows at a time would not keep
-// the memory busy (0.77 of its bandwidth; one row and what is 8 KiB on: 0.98).
+// One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight such short rows at a time leave memory idle.
 INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
 
 // out[t][r] = x[t] . w[r], or (more) += that, over n elements (16, 32, ... K_BLOCK, row by row up to BLOCKS times that)
@@ -448,10 +452,11 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool mor
     switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
 }
 
-// The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL, or 4
-// PANEL read one by one. One token begins with 3/4 of w in a long panel for each thread: memory is faster in one go.
+// The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL. For
+// one token it has 256 KB, of bfloat16 1 MB, after 3/4 of w in a long one a thread: memory is faster in one go.
 static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
-    size_t threads = (size_t)omp_get_num_threads(), about = row_by_row(T, w->type) ? 4 * PANEL : PANEL;
+    size_t threads = (size_t)omp_get_num_threads();
+    size_t about = T > 1 ? PANEL : (w->type == BF16 ? 1 << 19 : 1 << 16) / w->columns + 8;
     size_t large = w->rows * 3 / 4 / threads / 8 * 8, n_large = T == 1 && large >= about ? threads : 0;
     size_t left = w->rows - n_large * large, rows = (left - 1) / round_up((left - 1) / about + 1, threads) / 8 * 8 + 8;
     *first = panel < n_large ? panel * large : n_large * large + (panel - n_large) * rows;
@@ -470,9 +475,8 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
         }
 }
 
-// Products of one x (T, columns): out (T, rows) = x w^T plus bias (rows) if not NULL. Threads share panels of rows. A
-// panel is read from memory once, a block of k at a time, past which tokens stream. Rows are copied where w ends within
-// a tile, and where LONG tiles of tokens or more would each widen bfloat16 again.
+// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share panels; of each, a
+// block of k is read once, tokens stream past. Copied: rows where w ends within a tile, bfloat16 that LONG tiles widen.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // a PANEL of rows at most; the stack may be as small as this
@@ -575,7 +579,6 @@ typedef struct { float largest; double sum; } Softmax;  // of some positions: la
     ARRAY(size_t, first_slot, 1, c->n_layers) /* of a layer in the cache: see cache_at() */                            \
     ARRAY(float, k_cache, 1, cache_size(r)) ARRAY(float, v_cache, 1, cache_size(r))
 #define ARRAY_MEMBER(type, name, rows, columns) type *name;
-
 // What a run needs besides the model.
 typedef struct {
     const Model *model;
@@ -777,9 +780,9 @@ static void attention(Run *r, size_t l, size_t T) {
     size_t d = c->head_dim, q_row = stride(c->n_heads * d);
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
     size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - oldest(r, l, 0) / KV_BLOCK : 1;  // that are shared out
-    size_t all = (T + tile - 1) / tile * blocks * c->n_kv_heads, each = T == 1 ? 1 + all / threads / 2 : 1;
-    for (size_t item; next_item(&item, (all + each - 1) / each);)
-        for (size_t i = item * each; i < min_size(item * each + each, all); i++) {
+    size_t all = (T + tile - 1) / tile * blocks * c->n_kv_heads, parts = T == 1 ? threads : all;
+    for (size_t part; next_item(&part, parts);)
+        for (size_t i = all * part / parts; i < all * (part + 1) / parts; i++) {
             size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = share / blocks * tile;
             size_t n_tokens = min_size(tile, T - t0), to = (h * T * blocks + t0 + share % blocks) * group;
             size_t block = oldest(r, l, t0) / KV_BLOCK + share % blocks;
@@ -790,8 +793,9 @@ static void attention(Run *r, size_t l, size_t T) {
             for (size_t j = to; j < to + n_tokens * group; j++) r->sum[j] = (Softmax){-INFINITY, 0};
             for (; block <= last; block++) attend(r, l, h, block * KV_BLOCK, t0, n_tokens, to);
         }
-    for (size_t head; next_item(&head, c->n_heads);)
-        for (size_t t = 0, i = head / group * T * blocks * group + head % group; t < T; t++, i += group) {
+    for (size_t part, rows = c->n_heads * T; next_item(&part, threads);)
+        for (size_t row = rows * part / threads; row < rows * (part + 1) / threads; row++) {
+            size_t head = row / T, t = row % T, i = (head / group * T * blocks + t) * group + head % group;
             float *out = r->attended + t * q_row + head * d, *total = r->total + i * n;
             for (size_t j = i + group; j < i + blocks * group; j += group)
                 merge(total, &r->sum[i], r->total + j * n, r->sum[j], n);
@@ -847,7 +851,7 @@ static void forward(Run *r, const int *tokens, size_t T) {
     atomic_store(&drawn, 0);
     #pragma omp parallel
     {
-        past = 0;
+        past = 1, holder = !omp_get_thread_num();
         for (size_t t; next_item(&t, T);) embed(r, t, tokens[t]), begin_layer(r, t, 0);
         for (size_t l = 0; l < c->n_layers; l++) {
             const Layer *w = &m->layers[l];
@@ -877,7 +881,7 @@ static const float *logits_of(Run *r, size_t at, size_t n) {
     const Product p = {r->logits, r->model->classifier, r->model->classifier_bias};
     atomic_store(&drawn, 0);
     #pragma omp parallel
-    past = 0, matmul(r->normed + (at - r->start) * stride(c->dim), n, &p, 1);
+    past = 1, holder = !omp_get_thread_num(), matmul(r->normed + (at - r->start) * stride(c->dim), n, &p, 1);
     bool scaled = c->logit_scale != 1 || c->logit_softcap > 0;
     for (size_t i = 0; i < n; i++)
         for (size_t id = 0; id < c->vocab_size; id++) {
@@ -891,7 +895,6 @@ static const float *logits_of(Run *r, size_t at, size_t n) {
 // ---- the tokenizer --------------------------------------------------------------------------------------------------
 // Bytes to ids and back. Nothing here knows Unicode or a model: tokenizer.bin holds tables and small programs that
 // export.py makes from the model's tokenizer.json. The file, version 3: the first fields of Tokenizer, its sections.
-
 #define NONE UINT32_MAX  // in place of an id
 #define AS(type, buffer) ((type *)(void *)(buffer).data)
 enum { IDS, EDGES, MAP, RANGES, CODE, STEPS, POST, TURNS, ENDS, DATA, N_SECTIONS };
@@ -1246,8 +1249,7 @@ static void read_tokenizer(Tokenizer *t, const char *path) {
     File f = map_file(t->path = path);
     size_t at = offsetof(Tokenizer, path);
     if (f.size < at || memcmp(f.data, "run.t\r\n\x1a", 8)) { load_llama2c_tokenizer(t, f); return; }
-    memcpy(t, f.data, at);
-    require(t, t->version == 3, "version");
+    memcpy(t, f.data, at), require(t, t->version == 3, "version");
     for (int k = 0; k < N_SECTIONS; at += t->n[k] * (k == DATA ? 1 : 4 * strlen(columns[k])), k++)
         t->at[k] = f.data + at;
     require(t, at == f.size && t->n[IDS] - 1 < INT_MAX && t->n_before <= t->n[POST], "size");
@@ -1340,11 +1342,10 @@ static int sample(Sampler *s, const float *logits, size_t vocab_size, const int 
     double total = 0, left = 0, passed = 0;
     for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
     // The repetition penalty (Keskar et al. 2019), once for each id: positive logits are divided, others multiplied.
-    float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX);
+    float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX), largest = -INFINITY;
     for (const int *id = ids; id < ids + n; id++)
         c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
-    for (size_t i = 0; i < vocab_size; i++) if (c[i].logit > c[picked].logit) picked = i;
-    float largest = c[picked].logit;
+    for (size_t i = 0; i < vocab_size; i++) if (c[i].logit > largest) largest = c[picked = i].logit;
     if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
     if (s->temperature == 0) return (int)picked;
     if (s->top_k > 0) kept = keep_best(c, kept, s->top_k);  // weights are 1 as yet
@@ -1743,25 +1744,24 @@ static void set_threads(size_t n) {
     omp_set_dynamic(0);
     if (n) omp_set_num_threads((int)n);
 #ifdef __linux__
-    cpu_set_t cpus, cores = {{0}};  // the processors to use: the first of those that share a core
+    cpu_set_t cpus, one = {{0}};
+    size_t cores[CPU_SETSIZE], n_cores = 0, here = 0;  // processors to use: the first of those that share a core
     char path[96];
     for (size_t i = sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_SETSIZE : 0, first; i < CPU_SETSIZE; i++) {
         if (!CPU_ISSET(i, &cpus)) continue;
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list", i);
         first = number_in(path, "%zu", i);
-        if (first >= i || !CPU_ISSET(first, &cpus)) CPU_SET(i, &cores);
+        if (first >= i || !CPU_ISSET(first, &cpus)) here += i < (size_t)sched_getcpu(), cores[n_cores++] = i;
     }
-    size_t here = (size_t)sched_getcpu(), quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0);
-    size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0), share = (size_t)CPU_COUNT(&cores);
+    size_t quota = number_in("/sys/fs/cgroup/cpu.max", "%zu", 0), share = n_cores;
+    size_t period = number_in("/sys/fs/cgroup/cpu.max", "%*u %zu", 0);
     if (quota && period) share = min_size(share, (quota + period - 1) / period);
     if (!n && share && !getenv("OMP_NUM_THREADS")) omp_set_num_threads((int)share);
     // Linux may start threads on one core and part them much later: each goes to one of its own, then is free to move.
-    #pragma omp parallel private(cpus)
-    for (size_t i = here, left = (size_t)omp_get_thread_num() + 1; left && i < here + CPU_SETSIZE; i++) {
-        cpu_set_t core = {{0}};
-        if (!CPU_ISSET(i % CPU_SETSIZE, &cores) || --left || sched_getaffinity(0, sizeof cpus, &cpus)) continue;
-        CPU_SET(i % CPU_SETSIZE, &core);
-        sched_setaffinity(0, sizeof core, &core), sched_setaffinity(0, sizeof cpus, &cpus);
+    #pragma omp parallel private(cpus) firstprivate(one)
+    if ((size_t)omp_get_thread_num() < n_cores && !sched_getaffinity(0, sizeof cpus, &cpus)) {
+        CPU_SET(cores[(here + (size_t)omp_get_thread_num()) % n_cores], &one);
+        sched_setaffinity(0, sizeof one, &one), sched_setaffinity(0, sizeof cpus, &cpus);
     }
 #endif
     if (omp_get_max_threads() > omp_get_num_procs()) spins = 0;
