@@ -94,22 +94,26 @@ static File map_file(const char *path) {
 }
 
 // ---- threads --------------------------------------------------------------------------------------------------------
-// The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n);) ... item i ...`:
-// each takes the item of its own number, then the next of n until there is none. Who takes one never changes a result;
-// all are done before the next loop begins. One counter does it: who draws a number has finished the item before, so
-// who draws a loop's last one knows that all is done: it does loops of one item alone, then lets the others go on.
+// The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n, how);) ... item i`:
+// each takes its OWN share of n items, always the same, as what it wrote last is near; or the item of its number, then
+// the NEXT that nobody has. Who takes one changes no result. All are done before the next loop begins: who draws a
+// loop's last number, one after each item, knows it; it does loops of one item alone, then lets the others go on.
+enum How { NEXT, OWN };
 static _Alignas(64) atomic_size_t drawn;   // numbers that all threads have drawn, 0 before a parallel region
 static _Thread_local size_t past;          // where those of a loop begin, at 1 in a parallel region
 static _Thread_local bool inside, holder;  // in a loop; others wait for this thread, at first for the main one
 static int spins = 20000;                  // of a wait, before others may run; 0 with more threads than processors
-static bool next_item(size_t *item, size_t n) {
+static bool next_item(size_t *item, size_t n, enum How how) {
     if (n == 1) return *item = 0, inside = holder && !inside;
-    size_t threads = (size_t)omp_get_num_threads(), last = (n > threads ? n : threads) + threads - 1;
+    size_t threads = (size_t)omp_get_num_threads(), thread = (size_t)omp_get_thread_num();
+    size_t end = how == OWN ? n * (thread + 1) / threads : n, numbers = how == OWN || n < threads ? 0 : n - threads;
     if (!inside && holder) atomic_store_explicit(&drawn, past, memory_order_release);
     for (int i = 0; !inside && !holder && atomic_load(&drawn) < past;) i < spins ? i++ : sched_yield();
-    if (!inside && (*item = (size_t)omp_get_thread_num()) < n) return inside = true;
-    *item = threads + atomic_fetch_add(&drawn, 1) - past;
-    inside = *item < n, holder = *item == last, past += inside ? 0 : last - threads + 2;
+    *item = inside ? *item + 1 : how == OWN ? n * thread / threads : thread;
+    if ((!inside || how == OWN) && *item < end) return inside = true;
+    size_t number = atomic_fetch_add(&drawn, 1) - past;
+    *item = threads + number, inside = number < numbers, holder = number == numbers + threads - 1;
+    past += inside ? 0 : numbers + threads + 1;
     return inside;
 }
 
@@ -483,7 +487,7 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
     if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 384 KiB (a smaller -j)");
     size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, total = 0;
     for (size_t i = 0, first, last; i < n_products; i++) total += panels(products[i].w, T, 0, &first, &last);
-    for (size_t panel, here, first, last; next_item(&panel, total);) {
+    for (size_t panel, here, first, last; next_item(&panel, total, NEXT);) {
         const Product *p = products;
         for (; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
         const Tensor *w = p->w;
@@ -776,31 +780,27 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), threads = (size_t)omp_get_num_threads();
-    float *queries = r->queries + (size_t)omp_get_thread_num() * r->q_rows * n;
-    size_t d = c->head_dim, q_row = stride(c->n_heads * d);
+    float *q = r->queries + (size_t)omp_get_thread_num() * r->q_rows * n;
+    size_t d = c->head_dim, q_row = stride(c->n_heads * d), m = group * d;
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
     size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - oldest(r, l, 0) / KV_BLOCK : 1;  // that are shared out
-    size_t all = (T + tile - 1) / tile * blocks * c->n_kv_heads, parts = T == 1 ? threads : all;
-    for (size_t part; next_item(&part, parts);)
-        for (size_t i = all * part / parts; i < all * (part + 1) / parts; i++) {
-            size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = share / blocks * tile;
-            size_t n_tokens = min_size(tile, T - t0), to = (h * T * blocks + t0 + share % blocks) * group;
-            size_t block = oldest(r, l, t0) / KV_BLOCK + share % blocks;
-            size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
-            const float *q = r->q + t0 * q_row + h * group * d;
-            for (size_t t = 0; t < n_tokens; t++, q += q_row) memcpy(queries + t * group * d, q, group * d * sizeof *q);
-            memset(r->total + to * n, 0, n_tokens * group * n * sizeof *q);
-            for (size_t j = to; j < to + n_tokens * group; j++) r->sum[j] = (Softmax){-INFINITY, 0};
-            for (; block <= last; block++) attend(r, l, h, block * KV_BLOCK, t0, n_tokens, to);
-        }
-    for (size_t part, rows = c->n_heads * T; next_item(&part, threads);)
-        for (size_t row = rows * part / threads; row < rows * (part + 1) / threads; row++) {
-            size_t head = row / T, t = row % T, i = (head / group * T * blocks + t) * group + head % group;
-            float *out = r->attended + t * q_row + head * d, *total = r->total + i * n;
-            for (size_t j = i + group; j < i + blocks * group; j += group)
-                merge(total, &r->sum[i], r->total + j * n, r->sum[j], n);
-            for (size_t j = 0; j < d; j++) out[j] = (float)((double)total[j] / r->sum[i].sum);
-        }
+    for (size_t i, all = (T + tile - 1) / tile * blocks * c->n_kv_heads; next_item(&i, all, T > 1 ? NEXT : OWN);) {
+        size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = share / blocks * tile;
+        size_t n_tokens = min_size(tile, T - t0), to = (h * T * blocks + t0 + share % blocks) * group;
+        size_t block = oldest(r, l, t0) / KV_BLOCK + share % blocks;
+        size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
+        for (size_t t = 0; t < n_tokens; t++) memcpy(q + t * m, r->q + (t0 + t) * q_row + h * m, m * sizeof *q);
+        memset(r->total + to * n, 0, n_tokens * group * n * sizeof *q);
+        for (size_t j = to; j < to + n_tokens * group; j++) r->sum[j] = (Softmax){-INFINITY, 0};
+        for (; block <= last; block++) attend(r, l, h, block * KV_BLOCK, t0, n_tokens, to);
+    }
+    for (size_t row; next_item(&row, c->n_heads * T, OWN);) {
+        size_t t = row / c->n_heads, h = row % c->n_heads, i = (h / group * T * blocks + t) * group + h % group;
+        float *out = r->attended + t * q_row + h * d, *total = r->total + i * n;
+        for (size_t j = i + group; j < i + blocks * group; j += group)
+            merge(total, &r->sum[i], r->total + j * n, r->sum[j], n);
+        for (size_t j = 0; j < d; j++) out[j] = (float)((double)total[j] / r->sum[i].sum);
+    }
 }
 
 // ---- the forward pass -----------------------------------------------------------------------------------------------
@@ -852,22 +852,22 @@ static void forward(Run *r, const int *tokens, size_t T) {
     #pragma omp parallel
     {
         past = 1, holder = !omp_get_thread_num();
-        for (size_t t; next_item(&t, T);) embed(r, t, tokens[t]), begin_layer(r, t, 0);
+        for (size_t t; next_item(&t, T, OWN);) embed(r, t, tokens[t]), begin_layer(r, t, 0);
         for (size_t l = 0; l < c->n_layers; l++) {
             const Layer *w = &m->layers[l];
             const float *n = w->attention_norm ? r->normed : r->x;
             matmul(n, T, (Product[]){{r->q, w->wq, w->bq}, {r->k, w->wk, w->bk}, {r->v, w->wv, w->bv}}, 3);
-            for (size_t i; next_item(&i, (r->position % LANES + T - 1) / LANES + 1);) fill_cache(r, l, i, T);
+            for (size_t i; next_item(&i, (r->position % LANES + T - 1) / LANES + 1, OWN);) fill_cache(r, l, i, T);
             attention(r, l, T);
             matmul(r->attended, T, &(Product){r->branch, w->wo, w->bo}, 1);
-            for (size_t t; next_item(&t, T); norm_before(r, t, w->ffn_norm, w->ffn_norm_bias))
+            for (size_t t; next_item(&t, T, OWN); norm_before(r, t, w->ffn_norm, w->ffn_norm_bias))
                 add_branch(r, t, w->attention_post_norm, w->attention_post_norm_bias);
             if (!(c->norm_place & PARALLEL)) n = w->ffn_norm ? r->normed : r->x;
             matmul(n, T, (Product[]){{r->gate, w->w1, w->b1}, {r->up, w->w3, w->b3}}, 2);
-            for (size_t t, row = stride(c->hidden_dim); next_item(&t, T);)
+            for (size_t t, row = stride(c->hidden_dim); next_item(&t, T, OWN);)
                 gated(c->activation, r->gate + t * row, r->up + t * row, c->hidden_dim);
             matmul(r->gate, T, &(Product){r->branch, w->w2, w->b2}, 1);
-            for (size_t t; next_item(&t, T); begin_layer(r, t, l + 1))
+            for (size_t t; next_item(&t, T, OWN); begin_layer(r, t, l + 1))
                 add_branch(r, t, w->ffn_post_norm, w->ffn_post_norm_bias);
         }
     }

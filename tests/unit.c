@@ -12,6 +12,10 @@ static int set_affinity(pid_t thread, size_t size, const cpu_set_t *cpus) {
     return failed;
 }
 #define sched_setaffinity set_affinity
+#include <sys/mman.h>
+static int advice_given;  // on the last mapping
+static int advise(void *start, size_t size, int advice) { return advice_given = advice, madvise(start, size, advice); }
+#define madvise advise
 #endif
 #include "../run.c"
 #include <sys/wait.h>
@@ -248,24 +252,31 @@ static void test_matmuls(void) {
     for (size_t i = 0; i < 12; i++) test_matmul(few[i % 3], 1041 - i, high[i / 3], i % 2, i % 2 ? BF16 : F32);
 }
 
-// Each item is taken once, after all of the loop before are done, and that of a loop of one by who ended the last loop.
+// Each item is taken once, after all of the loop before are done: that of a loop of one by who ended the last loop, of
+// OWN ones each thread's share, of others first the one of its number.
 static void test_next_item(void) {
-    enum { ROUNDS = 200, ITEMS = 9 };
+    enum { ROUNDS = 400, ITEMS = 11 };
     static atomic_int done[ROUNDS][ITEMS], wrong;
     atomic_store(&drawn, 0);
     #pragma omp parallel num_threads(3)
     {
         past = 1, holder = !omp_get_thread_num();
-        for (size_t round = 0; round < ROUNDS; round++)
-            for (size_t i, n = round % ITEMS; next_item(&i, n);) {
+        size_t thread = (size_t)omp_get_thread_num(), threads = (size_t)omp_get_num_threads();
+        for (size_t round = 0; round < ROUNDS; round++) {
+            enum How how = round % 5 < 2 ? OWN : NEXT;
+            bool first = true;
+            for (size_t i, n = round % ITEMS; next_item(&i, n, how); first = false) {
                 for (size_t j = 0; j < ITEMS && round; j++) wrong += done[round - 1][j] != (j < (round - 1) % ITEMS);
                 for (int wait = 0; wait < 20 && !(round % 7); wait++) sched_yield();
-                wrong += n == 1 && !holder;
+                if (n == 1) wrong += !holder;
+                else if (how == OWN) wrong += i < n * thread / threads || i >= n * (thread + 1) / threads;
+                else wrong += first ? i != thread : i < threads;
                 done[round][i]++;
             }
+        }
     }
     for (size_t j = 0; j < ITEMS; j++) wrong += done[ROUNDS - 1][j] != (j < (ROUNDS - 1) % ITEMS);
-    EXPECT(!wrong, "%d items not done once, or begun before those of the loop before were done", (int)wrong);
+    EXPECT(!wrong, "%d items taken by others, not once, or before those of the loop before were done", (int)wrong);
 }
 
 // Both norms, weights as they are and plus 1, with a bias, and in place.
@@ -661,6 +672,16 @@ static void test_keep_best(void) {
 }
 
 #if defined _OPENMP && defined __linux__
+// A file is mapped whole, and read in large pages.
+static void test_map_file(void) {
+#ifdef __linux__
+    File f = map_file("/proc/self/exe");
+    struct stat info;
+    EXPECT(!stat("/proc/self/exe", &info) && f.size == (size_t)info.st_size && !memcmp(f.data, "\177ELF", 4), "mapped");
+    EXPECT(advice_given == MADV_HUGEPAGE, "advice %d", advice_given);
+#endif
+}
+
 // set_threads() puts each thread on a core of its own; afterwards it may go anywhere.
 static void test_threads(void) {
     cpu_set_t all;
@@ -698,6 +719,7 @@ int main(int argc, char **argv) {
 #ifdef _OPENMP
     omp_set_dynamic(0), omp_set_num_threads(2);
 #ifdef __linux__
+    test_map_file();
     test_threads();
 #endif
 #endif
