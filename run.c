@@ -86,7 +86,7 @@ static File map_file(const char *path) {
     if (!size) die("%s is empty, 0 bytes (export or copy it again)", path);
     void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) die("cannot map the %zu bytes of %s: %s (free some memory)", size, path, strerror(errno));
-#ifdef MADV_HUGEPAGE  // what is not in memory yet is read in large pages (or 2 MB are mapped in 512 page faults)
+#ifdef MADV_HUGEPAGE  // where Linux can: what is not in memory yet is read in pages of 2 MiB, one page fault, not 32
     madvise(data, size, MADV_HUGEPAGE);
 #endif
     in_use[0] = in_use[1], in_use[1] = info;
@@ -95,26 +95,26 @@ static File map_file(const char *path) {
 
 // ---- threads --------------------------------------------------------------------------------------------------------
 // The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n, how);) ... item i`:
-// each takes its OWN share of n items, always the same, as what it wrote last is near; or the item of its number, then
-// the NEXT that nobody has. Who takes one changes no result. All are done before the next loop begins: who draws a
-// loop's last number, one after each item, knows it; it does loops of one item alone, then lets the others go on.
-enum How { NEXT, OWN };
-static _Alignas(64) atomic_size_t drawn;   // numbers that all threads have drawn, 0 before a parallel region
-static _Thread_local size_t past;          // where those of a loop begin, at 1 in a parallel region
-static _Thread_local bool inside, holder;  // in a loop; others wait for this thread, at first for the main one
+// each takes its OWN share of n items, always the same, as what it used last is near; or the item of its number, then
+// the NEXT that nobody has. Who takes one changes no result. When out of items, and after each NEXT one, it draws a
+// number: who draws a loop's last knows that all is done, does loops of one item alone, lets others begin the next.
+enum How { NEXT, OWN };  // all give the same n and how, leave no loop early, read between loops nothing a loop writes
+static _Alignas(64) atomic_size_t drawn;   // numbers drawn by all, and 1 a beginning; 0 before a parallel region
+static _Thread_local size_t past;          // what drawn is when a loop begins: 1 for the first of a parallel region
+static _Thread_local bool inside, holder;  // in a loop; drew the last number, the others wait (at first: main thread)
 static int spins = 20000;                  // of a wait, before others may run; 0 with more threads than processors
 static bool next_item(size_t *item, size_t n, enum How how) {
     if (n == 1) return *item = 0, inside = holder && !inside;
     size_t threads = (size_t)omp_get_num_threads(), thread = (size_t)omp_get_thread_num();
-    size_t end = how == OWN ? n * (thread + 1) / threads : n, numbers = how == OWN || n < threads ? 0 : n - threads;
+    size_t end = how == OWN ? n * (thread + 1) / threads : min_size(thread + 1, n);  // of what it need not draw
+    size_t undrawn = how == OWN || n < threads ? 0 : n - threads;                    // items to be drawn
     if (!inside && holder) atomic_store_explicit(&drawn, past, memory_order_release);
-    for (int i = 0; !inside && !holder && atomic_load(&drawn) < past;) i < spins ? i++ : sched_yield();
+    else for (int i = 0; !inside && atomic_load(&drawn) < past;) i < spins ? i++ : sched_yield();
     *item = inside ? *item + 1 : how == OWN ? n * thread / threads : thread;
-    if ((!inside || how == OWN) && *item < end) return inside = true;
+    if (*item < end) return inside = true;
     size_t number = atomic_fetch_add(&drawn, 1) - past;
-    *item = threads + number, inside = number < numbers, holder = number == numbers + threads - 1;
-    past += inside ? 0 : numbers + threads + 1;
-    return inside;
+    *item = threads + number, inside = number < undrawn, holder = number == undrawn + threads - 1;
+    return past += inside ? 0 : undrawn + threads + 1, inside;
 }
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ static float weight(const Tensor *t, size_t i) {
     return (Word){.bits = (uint32_t)((const uint16_t *)t->data)[i] << 16}.value;
 }
 
-// Weights are multiplied in panels of about PANEL rows, and K_BLOCK elements at a time, whose sums are added.
+// Weights are multiplied in panels (up to PANEL rows for several tokens), K_BLOCK elements at a time: sums are added.
 enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
 _Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6, "tile() has sums of 1 to 6 tokens or BLOCKS blocks of one");
 // One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight such short rows at a time leave memory idle.
@@ -457,7 +457,7 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool mor
 }
 
 // The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL. For
-// one token it has 256 KB, of bfloat16 1 MB, after 3/4 of w in a long one a thread: memory is faster in one go.
+// one token up to 256 KiB (bfloat16: 1 MiB), after long ones of 3/4 of a large w, one a thread: long reads are faster.
 static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
     size_t threads = (size_t)omp_get_num_threads();
     size_t about = T > 1 ? PANEL : (w->type == BF16 ? 1 << 19 : 1 << 16) / w->columns + 8;
@@ -479,8 +479,8 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
         }
 }
 
-// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share panels; of each, a
-// block of k is read once, tokens stream past. Copied: rows where w ends within a tile, bfloat16 that LONG tiles widen.
+// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share panels; a block of
+// k is read once, tokens stream past. Copied: rows where w ends in a tile, bfloat16 that >= LONG tiles would widen.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // a PANEL of rows at most; the stack may be as small as this
@@ -776,12 +776,12 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
 }
 
 // Attention of T tokens at the run's position over layer l's cache: attended = softmax(scale * q . k) v for each head.
-// Threads share kv heads and tiles of tokens or, for one token, stretches of blocks, which are then merged in order.
+// Threads share kv heads and tiles of tokens or, for one token, blocks of the cache, which are then merged in order.
 static void attention(Run *r, size_t l, size_t T) {
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), threads = (size_t)omp_get_num_threads();
-    float *q = r->queries + (size_t)omp_get_thread_num() * r->q_rows * n;
-    size_t d = c->head_dim, q_row = stride(c->n_heads * d), m = group * d;
+    float *q = r->queries + (size_t)omp_get_thread_num() * r->q_rows * n;  // (tokens of a tile, group, head_dim)
+    size_t d = c->head_dim, q_row = stride(c->n_heads * d), len = group * d;
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
     size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - oldest(r, l, 0) / KV_BLOCK : 1;  // that are shared out
     for (size_t i, all = (T + tile - 1) / tile * blocks * c->n_kv_heads; next_item(&i, all, T > 1 ? NEXT : OWN);) {
@@ -789,7 +789,7 @@ static void attention(Run *r, size_t l, size_t T) {
         size_t n_tokens = min_size(tile, T - t0), to = (h * T * blocks + t0 + share % blocks) * group;
         size_t block = oldest(r, l, t0) / KV_BLOCK + share % blocks;
         size_t last = T == 1 ? block : (r->position + t0 + n_tokens - 1) / KV_BLOCK;
-        for (size_t t = 0; t < n_tokens; t++) memcpy(q + t * m, r->q + (t0 + t) * q_row + h * m, m * sizeof *q);
+        for (size_t t = 0; t < n_tokens; t++) memcpy(q + t * len, r->q + (t0 + t) * q_row + h * len, len * sizeof *q);
         memset(r->total + to * n, 0, n_tokens * group * n * sizeof *q);
         for (size_t j = to; j < to + n_tokens * group; j++) r->sum[j] = (Softmax){-INFINITY, 0};
         for (; block <= last; block++) attend(r, l, h, block * KV_BLOCK, t0, n_tokens, to);
@@ -851,7 +851,7 @@ static void forward(Run *r, const int *tokens, size_t T) {
     atomic_store(&drawn, 0);
     #pragma omp parallel
     {
-        past = 1, holder = !omp_get_thread_num();
+        past = 1, holder = !omp_get_thread_num();  // see next_item()
         for (size_t t; next_item(&t, T, OWN);) embed(r, t, tokens[t]), begin_layer(r, t, 0);
         for (size_t l = 0; l < c->n_layers; l++) {
             const Layer *w = &m->layers[l];
@@ -1744,8 +1744,8 @@ static void set_threads(size_t n) {
     omp_set_dynamic(0);
     if (n) omp_set_num_threads((int)n);
 #ifdef __linux__
-    cpu_set_t cpus, one = {{0}};
-    size_t cores[CPU_SETSIZE], n_cores = 0, here = 0;  // processors to use: the first of those that share a core
+    cpu_set_t cpus, one = {{0}};  // where a thread may run; one processor
+    size_t cores[CPU_SETSIZE], n_cores = 0, here = 0;  // the first processors of cores; those before the current one
     char path[96];
     for (size_t i = sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_SETSIZE : 0, first; i < CPU_SETSIZE; i++) {
         if (!CPU_ISSET(i, &cpus)) continue;

@@ -51,8 +51,9 @@ def opened(path):
 
 @functools.cache
 def dropped(path):
-    """A file that is out of memory when its engine first reads it, as after a start of the machine. What was written in
-    pieces or in part given up long ago stands in small pages: a prefill of 1.1B took 1.15 times as long in such."""
+    """A file, out of memory the first time (unless this run makes others of it), so that its engine reads it as after a
+    start of the machine. What was written in pieces or in part given up stands in small pages: a prefill of 1.1B took
+    1.15 times as long in such."""
     with open(path, "rb") as f:
         os.fsync(f.fileno())
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -168,7 +169,7 @@ class Ours:
     def measure(self, ids, n):
         """As the line on stderr says. One decimal is too few for slow models: those are timed as their ids arrive. The
         ids of others go nowhere: who reads them takes the processors from whom is measured (1M: 17% of the time)."""
-        slow, arrived = n < 32, []
+        slow, arrived = n < 32, []  # plan() gives slow models few
         process = subprocess.Popen(self.command(ids, n), stdout=subprocess.PIPE if slow else subprocess.DEVNULL,
                                    stderr=subprocess.PIPE)
         while slow and (part := os.read(process.stdout.fileno(), 1 << 16)):
@@ -224,7 +225,7 @@ class Llama2c(Ours):
 
     def measure(self, ids, n):
         command = [self.program, self.path, "-z", self.path.with_suffix(".tokenizer"), "-t", "0", "-n", len(ids) + n]
-        with tempfile.TemporaryFile() as out:  # as nobody reads ours
+        with tempfile.TemporaryFile() as out:  # a reader would take the processors
             subprocess.run(list(map(str, command)), stdout=out, stderr=out,
                            env={**os.environ, "OMP_NUM_THREADS": str(self.threads)})
             out.seek(0)

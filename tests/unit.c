@@ -13,8 +13,11 @@ static int set_affinity(pid_t thread, size_t size, const cpu_set_t *cpus) {
 }
 #define sched_setaffinity set_affinity
 #include <sys/mman.h>
-static int advice_given;  // on the last mapping
-static int advise(void *start, size_t size, int advice) { return advice_given = advice, madvise(start, size, advice); }
+static int advice_given;  // last, on `advised` bytes
+static size_t advised;
+static int advise(void *start, size_t size, int advice) {
+    return advice_given = advice, advised = size, madvise(start, size, advice);
+}
 #define madvise advise
 #endif
 #include "../run.c"
@@ -248,12 +251,12 @@ static void test_matmuls(void) {
     for (size_t T = 1; T < 28; T += 5) test_matmul(T, 2053 - T % 7, 70, true, T % 2 ? F32 : BF16);  // more than a block
     for (size_t T = 97; T < 120; T += 5) test_matmul(T, 1090 - T, 37, true, T % 2 ? F32 : BF16);  // many tokens
     for (size_t i = 0; i < 4; i++) test_matmul(1, 6143 + 3071 * i, 8 + i % 2 * 8, false, BF16);  // above BLOCKS blocks
-    static const size_t high[] = {383, 192, 775, 1100}, few[] = {1, 2, 97};  // several panels, the largest ones too
+    static const size_t high[] = {383, 192, 775, 1404}, few[] = {1, 2, 97};  // several panels, the largest ones too
     for (size_t i = 0; i < 12; i++) test_matmul(few[i % 3], 1041 - i, high[i / 3], i % 2, i % 2 ? BF16 : F32);
 }
 
-// Each item is taken once, after all of the loop before are done: that of a loop of one by who ended the last loop, of
-// OWN ones each thread's share, of others first the one of its number.
+// Each item is taken once, after all of the loop before are done, also of several loops of one: OWN ones by the thread
+// whose share they are, of others first the one of its number.
 static void test_next_item(void) {
     enum { ROUNDS = 400, ITEMS = 11 };
     static atomic_int done[ROUNDS][ITEMS], wrong;
@@ -265,17 +268,18 @@ static void test_next_item(void) {
         for (size_t round = 0; round < ROUNDS; round++) {
             enum How how = round % 5 < 2 ? OWN : NEXT;
             bool first = true;
-            for (size_t i, n = round % ITEMS; next_item(&i, n, how); first = false) {
-                for (size_t j = 0; j < ITEMS && round; j++) wrong += done[round - 1][j] != (j < (round - 1) % ITEMS);
+            for (size_t i, n = round / 2 % ITEMS; next_item(&i, n, how); first = false) {
+                for (size_t j = 0; j < ITEMS && round; j++)
+                    wrong += done[round - 1][j] != (j < (round - 1) / 2 % ITEMS);
                 for (int wait = 0; wait < 20 && !(round % 7); wait++) sched_yield();
-                if (n == 1) wrong += !holder;
-                else if (how == OWN) wrong += i < n * thread / threads || i >= n * (thread + 1) / threads;
-                else wrong += first ? i != thread : i < threads;
+                if (n > 1 && how == OWN) wrong += i < n * thread / threads || i >= n * (thread + 1) / threads;
+                if (n > 1 && how == NEXT) wrong += first ? i != thread : i < threads;
                 done[round][i]++;
             }
         }
     }
-    for (size_t j = 0; j < ITEMS; j++) wrong += done[ROUNDS - 1][j] != (j < (ROUNDS - 1) % ITEMS);
+    for (size_t k = 0; k < ROUNDS * ITEMS; k++)
+        wrong += done[k / ITEMS][k % ITEMS] != (k % ITEMS < k / ITEMS / 2 % ITEMS);
     EXPECT(!wrong, "%d items taken by others, not once, or before those of the loop before were done", (int)wrong);
 }
 
@@ -671,17 +675,17 @@ static void test_keep_best(void) {
     }
 }
 
-#if defined _OPENMP && defined __linux__
-// A file is mapped whole, and read in large pages.
-static void test_map_file(void) {
 #ifdef __linux__
+// A file is mapped whole, and large pages are asked for.
+static void test_map_file(void) {
     File f = map_file("/proc/self/exe");
     struct stat info;
     EXPECT(!stat("/proc/self/exe", &info) && f.size == (size_t)info.st_size && !memcmp(f.data, "\177ELF", 4), "mapped");
-    EXPECT(advice_given == MADV_HUGEPAGE, "advice %d", advice_given);
-#endif
+    EXPECT(advice_given == MADV_HUGEPAGE && advised == f.size, "advice %d for %zu bytes", advice_given, advised);
 }
+#endif
 
+#if defined _OPENMP && defined __linux__
 // set_threads() puts each thread on a core of its own; afterwards it may go anywhere.
 static void test_threads(void) {
     cpu_set_t all;
@@ -719,9 +723,11 @@ int main(int argc, char **argv) {
 #ifdef _OPENMP
     omp_set_dynamic(0), omp_set_num_threads(2);
 #ifdef __linux__
-    test_map_file();
     test_threads();
 #endif
+#endif
+#ifdef __linux__
+    test_map_file();
 #endif
     test_sizes();
     test_errors();
