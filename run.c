@@ -98,7 +98,7 @@ static File map_file(const char *path) {
 // each takes its OWN share of n items, always the same, as what it used last is near; or the item of its number, then
 // the NEXT that nobody has. Who takes one changes no result. When out of items, and after each NEXT one, it draws a
 // number: who draws a loop's last knows that all is done, does loops of one item alone, lets others begin the next.
-enum How { NEXT, OWN };  // all give the same n and how, leave no loop early, read between loops nothing a loop writes
+enum How { NEXT, OWN };  // all give the same n and how, change no i, break no loop; none reads between what loops write
 static _Alignas(64) atomic_size_t drawn;   // numbers drawn by all, and 1 a beginning; 0 before a parallel region
 static _Thread_local size_t past;          // what drawn is when a loop begins: 1 for the first of a parallel region
 static _Thread_local bool inside, holder;  // in a loop; drew the last number, the others wait (at first: main thread)
@@ -487,9 +487,9 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
     if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 384 KiB (a smaller -j)");
     size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, total = 0;
     for (size_t i = 0, first, last; i < n_products; i++) total += panels(products[i].w, T, 0, &first, &last);
-    for (size_t panel, here, first, last; next_item(&panel, total, NEXT);) {
+    for (size_t item, panel, here, first, last; next_item(&item, total, NEXT);) {
         const Product *p = products;
-        for (; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
+        for (panel = item; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
         const Tensor *w = p->w;
         size_t most = row_by_row(T, w->type) && (last - first) % group == 0 ? BLOCKS * K_BLOCK : K_BLOCK;
         for (size_t k = 0, count; k < n; k += count) {

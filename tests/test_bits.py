@@ -89,7 +89,7 @@ def expect(found):
     assert found == {what: golden()[what] for what in found}
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 40])  # 40: more than a matrix has parts
 @pytest.mark.parametrize("name", SHAPES)
 def test_threads_and_chunks(folder, name, threads):
     for chunk in (1, 7, 64, T) if threads < 8 else (7, T):
