@@ -36,7 +36,6 @@ static int omp_get_max_threads(void) { return 1; }
 
 // ---- errors and memory ----------------------------------------------------------------------------------------------
 static char *unfinished;  // name of the output file being written, removed if its end is not reached
-
 // Prints one line on stderr (control characters that a value brings along become '?') and ends the program.
 __attribute__((format(printf, 2, 3))) _Noreturn static void fail(int status, const char *format, ...) {
     char line[2048];
@@ -406,7 +405,7 @@ static float weight(const Tensor *t, size_t i) {
 }
 
 // Weights are multiplied in panels (up to PANEL rows for several tokens), K_BLOCK elements at a time: sums are added.
-enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16 };
+enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16, X_BLOCK = 10752 / TILE_T };
 _Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6, "tile() has sums of 1 to 6 tokens or BLOCKS blocks of one");
 // One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight such short rows at a time leave memory idle.
 INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
@@ -479,8 +478,9 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t group, siz
         }
 }
 
-// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share panels; a block of
-// k is read once, tokens stream past. Copied: rows where w ends in a tile, bfloat16 that >= LONG tiles would widen.
+// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share panels. The first
+// tokens (TILE_T * X_BLOCK floats) take each tile of rows together while the next comes from memory; then tokens stream
+// past what the cache holds. Copied: rows where w ends in a tile, bfloat16 that LONG or more tiles would widen.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // a PANEL of rows at most; the stack may be as small as this
@@ -494,16 +494,18 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
         size_t most = row_by_row(T, w->type) && (last - first) % group == 0 ? BLOCKS * K_BLOCK : K_BLOCK;
         for (size_t k = 0, count; k < n; k += count) {
             count = n - k < LANES ? n - k : min_size(most, (n - k) / LANES * LANES);
-            for (size_t i = 0; i < n_tiles; i++)
-                for (size_t r = first, t = T * i / n_tiles, width = round_up(count, LANES); r < last; r += group) {
-                    bool copy = count < LANES || last - r < group || (w->type == BF16 && n_tiles >= LONG);
-                    float *to = packed + (n_tiles > 1 ? (r - first) * width : 0);
-                    if (copy && i == 0) pack(to, w, r, group, k, count);
-                    const void *at = copy ? to : (const void *)((const char *)w->data + (r * n + k) * size_of(w->type));
-                    tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k, stride(n),
-                          at, copy ? LANES : n, copy ? group * LANES : LANES, copy ? F32 : w->type, width,
-                          !copy && i == 0 && T > 1, T * (i + 1) / n_tiles - t);
-                }
+            size_t width = round_up(count, LANES), some = n_tiles < 3 ? n_tiles : min_size(n_tiles, X_BLOCK / width);
+            for (size_t i0 = 0, i1 = some; i0 < n_tiles; i0 = i1++)  // tiles i0 to i1 - 1 together
+                for (size_t r = first; r < last; r += group)
+                    for (size_t i = i0, t = T * i / n_tiles; i < i1; t = T * ++i / n_tiles) {
+                        bool copy = count < LANES || last - r < group || (w->type == BF16 && n_tiles >= LONG);
+                        float *to = packed + (n_tiles > 1 ? (r - first) * width : 0);
+                        if (copy && i == 0) pack(to, w, r, group, k, count);
+                        const void *at = (const char *)w->data + (r * n + k) * size_of(w->type);
+                        tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k,
+                              stride(n), copy ? to : at, copy ? LANES : n, copy ? group * LANES : LANES,
+                              copy ? F32 : w->type, width, !copy && i0 == 0 && T > 1, T * (i + 1) / n_tiles - t);
+                    }
         }
         for (size_t t = 0; p->bias && t < T; t++)
             for (size_t r = first; r < last; r++) p->out[t * stride(w->rows) + r] += weight(p->bias, r);
@@ -1365,7 +1367,6 @@ static int sample(Sampler *s, const float *logits, size_t vocab_size, const int 
 
 // ---- input and output -----------------------------------------------------------------------------------------------
 static volatile sig_atomic_t stoppable;  // 1: chat writes a reply, which SIGINT ends; 2: it has
-
 // A signal ends the program without a trace of unfinished output.
 static void on_signal(int number) {
     static const char shrunk[] = "run: the model's file has become shorter (copy it again)\n";
@@ -1375,7 +1376,6 @@ static void on_signal(int number) {
 }
 
 static const char *input = "standard input", *output = "standard output";  // what stdin and stdout are
-
 // Writes to stdout at once, and what printf() has left.
 static void print(const void *data, size_t size) {
     if (fwrite(data, 1, size, stdout) == size && !fflush(stdout) && !ferror(stdout)) return;
