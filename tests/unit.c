@@ -299,7 +299,7 @@ static void test_norm(size_t n, double eps, size_t kind, double add) {
         for (size_t i = 0; i < n; i++) {
             long double want = ((long double)x[i] - mean) / sqrtl(squares / (long double)n + (long double)eps);
             want = want * ((long double)add + (long double)weights[i]) + (bias ? (long double)bias[i] : 0);
-            if (fabsl(want) > 1e-6L) worst = worse(worst, ulps(out[i], want));
+            if (fabsl(want) > 1e-3L) worst = worse(worst, ulps(out[i], want));  // below, x - mean shows mean's rounding
         }
         norm(&c, x, x, weights, bias, n);
         EXPECT(same_floats(x, out, n), "in place");
@@ -677,10 +677,10 @@ static void test_keep_best(void) {
 
 #ifdef __linux__
 // A file is mapped whole, and large pages are asked for.
-static void test_map_file(void) {
-    File f = map_file("/proc/self/exe");
+static void test_map_file(const char *path) {
+    File f = map_file(path);
     struct stat info;
-    EXPECT(!stat("/proc/self/exe", &info) && f.size == (size_t)info.st_size && !memcmp(f.data, "\177ELF", 4), "mapped");
+    EXPECT(!stat(path, &info) && f.size == (size_t)info.st_size && !memcmp(f.data, "\177ELF", 4), "%s", path);
     EXPECT(advice_given == MADV_HUGEPAGE && advised == f.size, "advice %d for %zu bytes", advice_given, advised);
 }
 #endif
@@ -727,7 +727,7 @@ int main(int argc, char **argv) {
 #endif
 #endif
 #ifdef __linux__
-    test_map_file();
+    test_map_file(argv[0]);
 #endif
     test_sizes();
     test_errors();
