@@ -299,7 +299,8 @@ static void test_norm(size_t n, double eps, size_t kind, double add) {
         for (size_t i = 0; i < n; i++) {
             long double want = ((long double)x[i] - mean) / sqrtl(squares / (long double)n + (long double)eps);
             want = want * ((long double)add + (long double)weights[i]) + (bias ? (long double)bias[i] : 0);
-            if (fabsl(want) > 1e-3L) worst = worse(worst, ulps(out[i], want));  // below, x - mean shows mean's rounding
+            // Near 0 a LayerNorm shows its mean's rounding: 0.5011 ulp, 0.71 in valgrind, whose long double is double.
+            if (fabsl(want) > (kind ? 1e-3L : 1e-6L)) worst = worse(worst, ulps(out[i], want));
         }
         norm(&c, x, x, weights, bias, n);
         EXPECT(same_floats(x, out, n), "in place");
