@@ -250,8 +250,7 @@ static const void *data_of(const Tensor *t) { return t ? t->data : NULL; }
 #define MEMBER(name, type, present, rows, columns) const Tensor *name;  // NULL: not present
 typedef struct { size_t window, rope; TENSORS_OF_LAYER(MEMBER) } Layer;  // window SIZE_MAX / 2: all
 typedef struct {
-    Config config;
-    File file;
+    Config config; File file;
     size_t taken, n_tensors;  // so far: bytes of the file that belong to something, tensors found
     Tensor *tensors;          // (n_tensors), in the order of the file
     Layer *layers;            // (n_layers)
@@ -524,6 +523,19 @@ INLINE double sum_row(const float *x, size_t n, double mean, bool square) {
     return lane[0];
 }
 
+// The largest of a row of n, none of them NaN.
+INLINE float largest_of(const float *x, size_t n) {
+    float lane[LANES];
+    for (size_t j = 0; j < LANES; j++) lane[j] = x[j < n ? j : 0];
+    for (size_t i = LANES; i < n; i += LANES) {
+        const float *more = x + min_size(i, n - LANES);  // the last 16, some of them once more
+        ROLLED for (size_t j = 0; j < LANES; j++) lane[j] = more[j] > lane[j] ? more[j] : lane[j];
+    }
+    UNROLL for (size_t half = LANES / 2; half > 0; half /= 2)
+        ROLLED for (size_t j = 0; j < half; j++) lane[j] = lane[j + half] > lane[j] ? lane[j + half] : lane[j];
+    return lane[0];
+}
+
 // Normalizes a row of n in double; out may be x. RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight;
 // LayerNorm (Ba et al. 2016): the same of x - mean(x), plus bias if not NULL. To weight norm_weight_add is added.
 static void norm(const Config *c, float *out, const float *x, const float *weight, const float *bias, size_t n) {
@@ -587,8 +599,7 @@ typedef struct { float largest; double sum; } Softmax;  // of some positions: la
 #define ARRAY_MEMBER(type, name, rows, columns) type *name;
 // What a run needs besides the model.
 typedef struct {
-    const Model *model;
-    size_t context, chunk, logit_rows;
+    const Model *model; size_t context, chunk, logit_rows;
     size_t position, start;    // tokens in the cache; of these, those before the last chunk
     size_t written;            // the most it held since it was empty
     size_t q_rows;             // of a tile of queries that share a key/value head
@@ -726,17 +737,12 @@ static void weigh(float *out, const float *p, size_t p_stride, const float *v, s
 // The softmax of scores [low, high) of p (rows, KV_BLOCK), scaled and capped: weights e^(score - largest), others 0.
 // All rows take a step before the next step begins: while one's largest score is not known, others are worked on.
 static void softmax(const Config *c, float *p, Softmax *sum, size_t rows, size_t low, size_t high) {
-    float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, lane[LANES], *x = p;
+    float scale = (float)c->attention_scale, cap = (float)c->attention_softcap, *x = p;
     for (size_t q = 0; q < rows; q++, x += KV_BLOCK) {
         for (size_t i = 0; i < KV_BLOCK; i++) x[i] = i >= low && i < high ? x[i] * scale : -INFINITY;
         for (size_t i = low; i < high && cap > 0; i++) x[i] = capped(x[i], cap);
-        memcpy(lane, x, sizeof lane);
-        for (size_t i = LANES; i < KV_BLOCK; i += LANES)
-            ROLLED for (size_t j = 0; j < LANES; j++) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
-        UNROLL for (size_t half = LANES / 2; half > 0; half /= 2)
-            ROLLED for (size_t j = 0; j < half; j++) lane[j] = lane[j + half] > lane[j] ? lane[j + half] : lane[j];
-        for (size_t i = 0; i < KV_BLOCK; i++) x[i] -= lane[0];
-        sum[q].largest = lane[0];
+        float largest = sum[q].largest = largest_of(x, KV_BLOCK);
+        for (size_t i = 0; i < KV_BLOCK; i++) x[i] -= largest;
     }
     for (size_t i = 0; i < rows * KV_BLOCK; i++) p[i] = fast_exp(p[i]);
     for (size_t q = 0; q < rows; q++) sum[q].sum = sum_row(p + q * KV_BLOCK, KV_BLOCK, 0, false);
@@ -878,19 +884,20 @@ static void forward(Run *r, const int *tokens, size_t T) {
 }
 
 // Logits (n, vocab_size) of n positions from `at` on, of those that forward() took last; dies at NaN and +infinity.
-static const float *logits_of(Run *r, size_t at, size_t n) {
+static float *logits_of(Run *r, size_t at, size_t n) {
     const Config *c = &r->model->config;
     const Product p = {r->logits, r->model->classifier, r->model->classifier_bias};
     atomic_store(&drawn, 0);
     #pragma omp parallel
     past = 1, holder = !omp_get_thread_num(), matmul(r->normed + (at - r->start) * stride(c->dim), n, &p, 1);
-    bool scaled = c->logit_scale != 1 || c->logit_softcap > 0;
-    for (size_t i = 0; i < n; i++)
-        for (size_t id = 0; id < c->vocab_size; id++) {
-            float *x = r->logits + i * stride(c->vocab_size) + id;
-            if (scaled) *x = capped((float)((double)*x * c->logit_scale), (float)c->logit_softcap);
-            if (!(*x < INFINITY)) die("logit %zu at position %zu is %g (see -m check)", id, at + i, (double)*x);
-        }
+    float *x = r->logits, cap = (float)c->logit_softcap;
+    for (size_t i = 0, n_ids = c->vocab_size, bad = 0, id; i < n; i++, x += stride(n_ids)) {
+        for (id = 0; id < n_ids && (c->logit_scale != 1 || cap > 0); id++)
+            x[id] = capped((float)((double)x[id] * c->logit_scale), cap);
+        for (id = 0; id < n_ids; id++) bad += x[id] < INFINITY ? 0 : 1;
+        for (id = 0; bad && x[id] < INFINITY;) id++;
+        if (bad) die("logit %zu at position %zu is %g (see -m check)", id, at + i, (double)x[id]);
+    }
     return r->logits;
 }
 
@@ -943,11 +950,9 @@ typedef struct { const Char *s; size_t size; } Stretch;  // of a text, or what b
 typedef struct { uint32_t pc; size_t least, i; } Choice;  // go on at pc from i, then from i - 1, ..., least
 typedef struct { uint32_t id, span, merged; } Symbol;  // made of `span` symbols; what it makes with the next
 typedef struct {
-    const Tokenizer *t;
-    const Char *text;
+    const Tokenizer *t; const Char *text;
     uint64_t budget;  // steps of patterns and characters that may still be spent: 10,000,000 and 2,000 a character
-    int depth;
-    Buffer choices, symbols, ranks, ids;
+    int depth; Buffer choices, symbols, ranks, ids;
 } Encoder;
 
 // How many bytes a character has that begins with this byte, 0: none does; how many spell a Char's c.
@@ -1306,8 +1311,7 @@ typedef struct { float logit, weight; int id; } Candidate;  // weight: proportio
 typedef struct {
     double temperature, top_k, top_p, min_p, penalty;  // temperature 0: greedy, top_k 0: off
     uint64_t state;                                    // of the generator; begins as the seed
-    Candidate *candidates;                             // (vocab_size)
-    double *weights;                                   // (vocab_size) by id, 0 for what a filter removed
+    Candidate *candidates; float *scores;              // (vocab_size); (2, vocab_size), logits and weights
 } Sampler;
 
 // The next number in [0, 1), uniform in steps of 2^-24, from SplitMix64 (Steele, Lea and Flood 2014). Any seed will do.
@@ -1320,14 +1324,16 @@ static float uniform(uint64_t *state) {
 static bool better(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c; }
 
-// Moves the best of n candidates to the front: the fewest whose weights add up to goal, at least one. Returns how many.
-// A quickselect: only the side of a pivot, taken at random, on which the goal is reached is looked at again.
+// Moves the best of n candidates to the front, their worst last: the fewest whose weights add up to goal, at least one.
+// Returns how many. A quickselect: only the side of a pivot on which the goal is reached is looked at again.
 static size_t keep_best(Candidate *c, size_t n, double goal) {
     size_t low = 0, high = n;  // those before low are kept, their weight is taken off goal
     for (goal = fmax(goal, DBL_MIN); low < high && goal > 0;) {
         size_t split = low;
         double sum = 0;  // weight of those from low to split
-        swap(&c[low + (high * 0x9e3779b97f4a7c15u >> 32) % (high - low)], &c[high - 1]);
+        for (size_t i = 0, j; i < 8; i++)  // a pivot: the best of 8 taken at random, as few are kept as a rule
+            if (j = low + ((high + i) * 0x9e3779b97f4a7c15u >> 32) % (high - low), !i || better(c[j], c[high - 1]))
+                swap(&c[j], &c[high - 1]);
         for (size_t i = low; i + 1 < high; i++)
             if (better(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
@@ -1339,29 +1345,28 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
 
 // Picks the id that follows n ids from its logits (vocab_size). A tie goes to the lower id.
 static int sample(Sampler *s, const float *logits, size_t vocab_size, const int *ids, size_t n) {
-    Candidate *c = s->candidates;
-    size_t picked = 0, kept = vocab_size;
-    double total = 0, left = 0, passed = 0;
-    for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){logits[i], 1, (int)i};
+    Candidate *c = s->candidates, last = {-INFINITY, 0, INT_MAX};  // the worst that is kept
+    float *x = memcpy(s->scores, logits, vocab_size * sizeof *x), *w = x + vocab_size;
     // The repetition penalty (Keskar et al. 2019), once for each id: positive logits are divided, others multiplied.
-    float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX), largest = -INFINITY;
     for (const int *id = ids; id < ids + n; id++)
-        c[*id].logit = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
-    for (size_t i = 0; i < vocab_size; i++) if (c[i].logit > largest) largest = c[picked = i].logit;
+        x[*id] = (float)fmin((double)logits[*id] * (logits[*id] > 0 ? 1 / s->penalty : s->penalty), FLT_MAX);
+    float largest = largest_of(x, vocab_size);
     if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
+    size_t picked = 0, kept = vocab_size;
+    while (x[picked] != largest) picked++;
     if (s->temperature == 0) return (int)picked;
-    if (s->top_k > 0) kept = keep_best(c, kept, s->top_k);  // weights are 1 as yet
-    for (size_t i = 0; i < kept; total += (double)c[i++].weight)
-        c[i].weight = fast_exp((float)(((double)c[i].logit - (double)largest) / s->temperature));
-    if (s->top_p < 1) kept = keep_best(c, kept, s->top_p * total);  // Holtzman et al. 2019
-    memset(s->weights, 0, vocab_size * sizeof *s->weights);
-    for (size_t i = 0; i < kept; i++)  // min-p is a share of the largest, which is 1
-        if ((double)c[i].weight >= s->min_p) s->weights[c[i].id] = (double)c[i].weight;
+    for (size_t i = 0; i < vocab_size; i++) w[i] = fast_exp((float)(((double)x[i] - (double)largest) / s->temperature));
+    double total = sum_row(w, vocab_size, 0, false), passed = 0;
+    for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){x[i], s->top_k > 0 ? 1 : w[i], (int)i};
+    if (s->top_k > 0) kept = keep_best(c, kept, s->top_k), last = c[kept - 1], total = 0;
+    for (size_t i = 0; i < kept && s->top_k > 0; i++) total += (double)(c[i].weight = w[c[i].id]);
+    if (s->top_p < 1) kept = keep_best(c, kept, s->top_p * total), last = c[kept - 1];  // Holtzman et al. 2019
+    for (size_t i = 0; i < vocab_size; i++)  // min-p is a share of the largest weight, which is 1
+        w[i] = better(last, (Candidate){x[i], w[i], (int)i}) || (double)w[i] < s->min_p ? 0 : w[i];
     // One number is drawn, and the ids are walked in order until their weights pass that share of what is left.
-    for (size_t i = 0; i < vocab_size; i++) left += s->weights[i];
-    double stop = (double)uniform(&s->state) * left;
+    double stop = (double)uniform(&s->state) * sum_row(w, vocab_size, 0, false);
     for (size_t i = 0; i < vocab_size && passed <= stop; i++)
-        if (s->weights[i] > 0) passed += s->weights[i], picked = i;
+        if (w[i] > 0) passed += (double)w[i], picked = i;
     return (int)picked;
 }
 
@@ -1413,8 +1418,7 @@ typedef struct {
     const char *model, *mode_name, *text, *file, *ids, *tokenizer, *output, *system;
     enum { GENERATE, CHAT, TOKENIZE, DETOKENIZE, LOGITS, HIDDEN, PERPLEXITY, CHECK, N_MODES } mode;
     double n_new, context, chunk, threads;
-    bool print_ids;
-    Sampler sampler;  // its settings
+    bool print_ids; Sampler sampler;  // its settings
 } Options;
 typedef struct { int *ids; size_t n; Buffer text; } Prompt;  // (n); the text as given, empty with -I
 
@@ -1581,7 +1585,7 @@ static void run_session(Session *x, const Options *o, const Model *m, const Toke
     if (chats) append(&x->ends, t->ends, t->n[ENDS] * sizeof(int));
     new_run(&x->run, m, context, (size_t)o->chunk, 1);
     x->sampler.candidates = allocate(vocab_size, sizeof *x->sampler.candidates, "the sampler");
-    x->sampler.weights = allocate(vocab_size, sizeof *x->sampler.weights, "the sampler");
+    x->sampler.scores = allocate(vocab_size, 2 * sizeof *x->sampler.scores, "the sampler");
     append_tokens(&x->out, x->t, &x->decoder, p->ids, p->n, false);
     if (x->t && p->text.size) decode_end(&x->decoder, &x->out), print_from(&p->text, 0);  // text as it was given
     else print_from(&x->out, 0);
@@ -1620,16 +1624,15 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     for (size_t first = 0, n; first < p->n; first += n, scored += (double)(n - 1))
         for (n = min_size(context, p->n - first), r.position = 0; r.position < n;) {
             size_t at = r.position;
-            const float *x = NULL;
+            float *x = NULL;
             for (next_chunk(&r, p->ids + first, n); at < r.position && !hidden; at++, x += stride(vocab_size)) {
                 if ((at - r.start) % LOGIT_ROWS == 0) x = logits_of(&r, at, min_size(LOGIT_ROWS, r.position - at));
                 if (!scores) print(x, vocab_size * sizeof *x);
                 if (!scores || at + 1 == n) continue;
-                double largest = -INFINITY, sum = 0;
-                for (size_t i = 0; i < vocab_size; i++) if ((double)x[i] > largest) largest = (double)x[i];
-                for (size_t i = 0; i < vocab_size; i++) sum += exp((double)x[i] - largest);
-                if (!(sum > 0)) die("all logits at position %zu are -inf (see -m check)", first + at);
-                nll += largest + log(sum) - (double)x[p->ids[first + at + 1]];  // -ln p of the id that follows
+                float largest = largest_of(x, vocab_size), logit = x[p->ids[first + at + 1]];  // of the id that follows
+                if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", first + at);
+                for (size_t i = 0; i < vocab_size; i++) x[i] = fast_exp(x[i] - largest);
+                nll += log(sum_row(x, vocab_size, 0, false)) + (double)largest - (double)logit;
             }
         }
     if (scores) printf("perplexity %.9g nll %.9g tokens %.0f\n", exp(nll / scored), nll / scored, scored), print("", 0);
@@ -1708,8 +1711,7 @@ static void parse_options(Options *o, int argc, char **argv) {
         else if (f->kind == 'a') print(f->value, strlen(f->value)), exit(0);
         else if (f->kind == 's' || f->kind == 'M') *(const char **)f->value = text;
         else {  // a number as a whole, in the flag's range
-            char *end;
-            double number = strtod(text, &end);
+            char *end; double number = strtod(text, &end);
             if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")])
                 usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
             errno = 0;
@@ -1791,10 +1793,8 @@ int main(int argc, char **argv) {
     if (o.mode == LOGITS || o.mode == HIDDEN || o.mode == PERPLEXITY) evaluate(&o, &m, &p);
     else if (o.mode == GENERATE || (o.mode == CHAT && !o.print_ids)) run_session(&x, &o, &m, &t, &p);
     else {  // ids, or what they decode to
-        bool decodes = o.mode == DETOKENIZE;
-        append_tokens(&x.out, decodes ? &t : NULL, &x.decoder, p.ids, p.n, true);
-        decodes ? decode_end(&x.decoder, &x.out) : append(&x.out, "\n", 1);
-        print_from(&x.out, 0);
+        append_tokens(&x.out, o.mode == DETOKENIZE ? &t : NULL, &x.decoder, p.ids, p.n, true);
+        decode_end(&x.decoder, &x.out), append(&x.out, "\n", o.mode != DETOKENIZE), print_from(&x.out, 0);
     }
 }
 #endif

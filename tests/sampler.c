@@ -18,21 +18,21 @@ static void answer_request(const Request *q, const int32_t *history, const float
     Sampler s = {.temperature = q->temperature, .top_p = q->top_p, .min_p = q->min_p, .penalty = q->penalty,
                  .top_k = q->top_k, .state = q->seed};
     s.candidates = allocate(n, sizeof *s.candidates, "candidates");
-    s.weights = allocate(n, sizeof *s.weights, "weights");
+    s.scores = allocate(n, 2 * sizeof *s.scores, "scores");
     size_t seen = (size_t)q->history;
     int best = sample(&s, logits, n, history, seen);
-    if (s.temperature == 0) s.weights[best] = 1;
+    float *weights = s.scores + n;
+    if (s.temperature == 0) weights[best] = 1;
     s.state = q->seed;
-    double total = 0;
-    for (size_t i = 0; i < n; i++) total += s.weights[i];
-    for (size_t i = 0; i < n; i++) s.weights[i] /= total;
-    double *p = memcpy(allocate(n, sizeof *p, "probabilities"), s.weights, n * sizeof *p);
+    double total = 0, *p = allocate(n, sizeof *p, "probabilities");
+    for (size_t i = 0; i < n; i++) total += (double)weights[i];
+    for (size_t i = 0; i < n; i++) p[i] = (double)weights[i] / total;
     int32_t *picked = allocate(draws, sizeof *picked, "draws"), sizes[2] = {q->vocab_size, q->draws};
     for (size_t i = 0; i < draws; i++) picked[i] = sample(&s, logits, n, history, seen);
     fwrite(sizes, sizeof sizes, 1, stdout);
     fwrite(p, sizeof *p, n, stdout);
     fwrite(picked, sizeof *picked, draws, stdout);
-    free(s.candidates), free(s.weights), free(p), free(picked);
+    free(s.candidates), free(s.scores), free(p), free(picked);
 }
 
 int main(void) {

@@ -315,6 +315,17 @@ static void test_norms(void) {
             for (size_t i = 0; i < 4; i++) test_norm(n, eps, i / 2, (double)(i % 2));
 }
 
+// The largest stands at each place of a row, among others that are less or -infinity.
+static void test_largest(void) {
+    for (size_t n = 1; n <= 70; n++)
+        for (size_t i = 0; i < n; i++) {
+            float *x = random_floats(n);
+            for (size_t j = 0; j < n; j++) x[j] = j == i ? -1.5f : j % 3 ? x[j] - 3 : -INFINITY;
+            EXPECT(largest_of(x, n) == -1.5f, "%g, not element %zu of %zu", (double)largest_of(x, n), i, n);
+            free(x);
+        }
+}
+
 // Errors against the largest of |activation(x)| and |x| / 20: in the negative tail 1 + erf(x) cancels.
 static void test_gated(void) {
     long double (*const exact[])(long double) = {exact_silu, exact_gelu, exact_gelu_tanh, NULL, exact_sigmoid};
@@ -615,9 +626,9 @@ static void test_uniform(void) {
 // The id that sample() picks from three logits when the generator draws these 24 bits.
 static int pick(const float logits[3], uint64_t bits, double temperature) {
     Candidate candidates[3];
-    double weights[3];
+    float scores[6];
     Sampler s = {.temperature = temperature, .top_p = 1, .penalty = 1, .state = state_before(bits),
-                 .candidates = candidates, .weights = weights};
+                 .candidates = candidates, .scores = scores};
     return sample(&s, logits, 3, NULL, 0);
 }
 
@@ -658,14 +669,22 @@ static void test_keep_best(void) {
         for (size_t i = 0; equal && i < got; i++) equal = c[i].id == sorted[i].id;
         EXPECT(equal, "%zu kept of %zu, not %zu, for %g of %g", got, n, want, goal, total);
     }
-    // In this order a pivot in the middle would be the worst one each time: seconds in all.
+    // In these orders the middle, or the last one, would be a bad pivot each time: seconds in all.
     size_t n = 100000;
-    Candidate *pipes = allocate(n, sizeof *pipes, "candidates");
-    for (size_t i = 0; i < n; i++)
-        pipes[i] = (Candidate){.logit = (float)(i < n / 2 ? i : n - i), .weight = 1, .id = (int)i};
-    double start = seconds(CLOCK_MONOTONIC);
-    EXPECT(keep_best(pipes, n, 1000) == 1000 && seconds(CLOCK_MONOTONIC) - start < 1, "slow on a rise and a fall");
-    free(pipes);
+    Candidate *many = allocate(n, sizeof *many, "candidates");
+    for (size_t order = 0; order < 8; order++) {
+        size_t goal = order % 2 ? n - 1000 : 1000;
+        for (size_t i = 0; i < n; i++) {
+            size_t logits[] = {i < n / 2 ? i : n - i, i + 1 == n ? n : n - i - 1, i, n};
+            many[i] = (Candidate){.logit = (float)logits[order / 2], .weight = 1, .id = (int)i};
+        }
+        double start = seconds(CLOCK_MONOTONIC);
+        bool right = keep_best(many, n, (double)goal) == goal;
+        EXPECT(right && seconds(CLOCK_MONOTONIC) - start < 1, "%zu of order %zu: slow or wrong", goal, order / 2);
+        for (size_t i = 0; i < goal; i++) right = right && !better(many[goal - 1], many[i]);
+        EXPECT(right, "%zu of order %zu: the last is not the worst of those kept", goal, order / 2);
+    }
+    free(many);
     static const struct { double p; size_t kept; } cases[] = {{0, 1}, {0.5, 1}, {0.6, 2}, {0.75, 2}, {0.76, 3}, {1, 3}};
     for (size_t i = 0; i < 6; i++) {
         Candidate c[3] = {{.logit = 2, .weight = 0.5f, .id = 0}, {.logit = 1, .weight = 0.25f, .id = 1},
@@ -737,6 +756,7 @@ int main(int argc, char **argv) {
     test_matmuls();
     test_next_item();
     test_norms();
+    test_largest();
     test_functions();
     test_gated();
     test_sine_cosine();
