@@ -405,71 +405,69 @@ static float weight(const Tensor *t, size_t i) {
 
 // Weights are multiplied in panels (up to PANEL rows for several tokens), K_BLOCK elements at a time: sums are added.
 enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16, X_BLOCK = 10752 / TILE_T };
-_Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6, "tile() has sums of 1 to 6 tokens or BLOCKS blocks of one");
-// One token takes bfloat16 row by row, up to BLOCKS blocks of each: eight such short rows at a time leave memory idle.
-INLINE bool row_by_row(size_t T, Type type) { return T == 1 && type == BF16; }
+_Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6 && BLOCKS * TILE_R <= PANEL, "see tile() and matmul()");
 
-// out[t][r] = x[t] . w[r], or (more) += that, over n elements (16, 32, ... K_BLOCK, row by row up to BLOCKS times that)
-// of T tokens and R rows, both constants: T * R sums live in registers, a vector of x serves R rows, one of w T tokens.
-// Element k of row r is at w[r * row + k / 16 * step + k % 16]. ahead: the next R rows are fetched meanwhile.
+// out[t][r] = x[t] . w[r], or (more) += that, of T tokens (a constant) and TILE_R rows over n elements: 16, 32, ..., to
+// K_BLOCK. A vector of x serves all rows, one of w all tokens. Element k of row r: w[r * row + k / 16 * step + k % 16].
+// ahead: what follows is fetched meanwhile; one token then takes row by row: memory is fastest in one stream of reads.
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
-                 size_t step, Type type, size_t n, bool ahead, size_t T, size_t R) {
-    Vec acc[BLOCKS][8][PARTS];  // the sums of each token, or of each block of a single one
-    const size_t side = row_by_row(T, type) ? 1 : R, blocks = side < R ? (n - 1) / K_BLOCK + 1 : 1;  // 1 < R: by rows
-    const size_t later = side < R ? 8192 : R * row * size_of(type);  // bytes from what is read to what is fetched
-    for (size_t r0 = 0; r0 < R; r0 += side)
+                 size_t step, Type type, size_t n, bool ahead, size_t T) {
+    Vec acc[BLOCKS][TILE_R][PARTS];  // the sums of each token, or of each block of a single one
+    const bool single = T == 1 && ahead;
+    const size_t side = single ? 1 : TILE_R, blocks = single ? (n - 1) / K_BLOCK + 1 : 1;
+    const size_t later = single ? 8192 : TILE_R * row * size_of(type);  // bytes from what is read to what is fetched
+    for (size_t r0 = 0; r0 < TILE_R; r0 += side)
         for (size_t i = 0; i < blocks * PARTS; i++) {
-            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = side < R ? min_size(n - from, K_BLOCK) : n;
+            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = single ? min_size(n - from, K_BLOCK) : n;
             const char *at = (const char *)w + (r0 * row + from / LANES * step) * size_of(type);
-            Vec sum[6][8];
+            Vec sum[6][TILE_R], xv[6];
             UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < side; r++) sum[t][r] = (Vec){0};
             for (size_t k = 0; k < count / LANES; k++) {
-                Vec xv[6];
                 UNROLL for (size_t t = 0; t < T; t++) xv[t] = load_once(x + t * x_row + from + k * LANES + p * WIDTH);
                 UNROLL for (size_t r = 0; r < side; r++) {
                     Vec wv = load_weights(at, r * row + k * step + p * WIDTH, type);
                     UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
                 }
-                for (size_t r = 0; r < side && ahead; r++)
+                if (single) __builtin_prefetch(at + k * step * size_of(type) + later, 0, 0);  // for a single use
+                for (size_t r = 0; r < side && ahead && !single; r++)
                     __builtin_prefetch(at + (r * row + k * step) * size_of(type) + later, 0, 3);
             }
             UNROLL for (size_t t = 0; t < T; t++)
                 UNROLL for (size_t r = 0; r < side; r++) acc[t + b][r0 + r][p] = sum[t][r];
         }
-    for (size_t t = 0; t < T + blocks - 1; t++)
-        UNROLL for (size_t r = 0; r < R; r += TILE_R) {
-            Quad sums = sum_lanes(acc[t] + r), *to = (Quad *)(out + t % T * out_row + r);
-            if (more || t >= T) sums += *to;
-            *to = sums;
-        }
+    for (size_t t = 0; t < T + blocks - 1; t++) {
+        Quad sums = sum_lanes(acc[t]), *to = (Quad *)(out + t % T * out_row);
+        if (more || t >= T) sums += *to;
+        *to = sums;
+    }
 }
 
-// The same for any T up to 6; one token takes 8 rows. Rows of bfloat16, half as long, are always fetched ahead.
+// The same for any T up to 6, and of one token for more rows. Of bfloat16 what comes next is always fetched.
 __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool more, const float *x, size_t x_row,
                                             const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
-                                            size_t T) {
-#define TILE(type, ahead, T, R) tile(out, out_row, more, x, x_row, w, row, step, type, n, ahead, T, R)
-#define TILES(T, R)                                                                                                    \
-    case T: type == BF16 ? TILE(BF16, true, T, R) : ahead ? TILE(F32, true, T, R) : TILE(F32, false, T, R); break;
-    switch (T) { TILES(1, 8) TILES(2, 4) TILES(3, 4) TILES(4, 4) TILES(5, 4) TILES(6, 4) }
+                                            size_t rows, size_t T) {
+#define TILE(type, ahead, T)                                                                                           \
+    for (size_t r = 0; r < (T == 1 ? rows : TILE_R); r += TILE_R)                                                      \
+        tile(out + r, out_row, more, x, x_row, (const char *)w + r * row * size_of(type), row, step, type, n, ahead, T)
+#define TILES(T) \
+    case T: if (type == BF16) TILE(BF16, true, T); else if (ahead) TILE(F32, true, T); else TILE(F32, false, T); break;
+    switch (T) { TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6) }
 }
 
-// The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL. For
-// one token up to 256 KiB (bfloat16: 1 MiB), after long ones of 3/4 of a large w, one a thread: long reads are faster.
+// The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL; for
+// one token up to 2 MiB, as long reads are faster.
 static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
-    size_t threads = (size_t)omp_get_num_threads();
-    size_t about = T > 1 ? PANEL : (w->type == BF16 ? 1 << 19 : 1 << 16) / w->columns + 8;
-    size_t large = w->rows * 3 / 4 / threads / 8 * 8, n_large = T == 1 && large >= about ? threads : 0;
-    size_t left = w->rows - n_large * large, rows = (left - 1) / round_up((left - 1) / about + 1, threads) / 8 * 8 + 8;
-    *first = panel < n_large ? panel * large : n_large * large + (panel - n_large) * rows;
-    *last = min_size(*first + (panel < n_large ? large : rows), w->rows);
-    return n_large + (left - 1) / rows + 1;
+    size_t most = T == 1 ? (2 << 20) / (w->columns * size_of(w->type)) + TILE_R : PANEL;
+    size_t count = round_up((w->rows - 1) / most + 1, (size_t)omp_get_num_threads());
+    size_t rows = (w->rows - 1) / count / TILE_R * TILE_R + TILE_R;
+    *first = panel * rows, *last = min_size(*first + rows, w->rows);
+    return (w->rows - 1) / rows + 1;
 }
 
-// Copies count elements from k on of a group of rows, widened: 16 of each in turn, 0 beyond the ends of w.
-static void pack(float *packed, const Tensor *w, size_t first, size_t group, size_t k, size_t count) {
+// Copies count elements from k on of TILE_R rows, widened: 16 of each in turn, 0 beyond the ends of w.
+static void pack(float *packed, const Tensor *w, size_t first, size_t k, size_t count) {
     for (size_t i = k; i < k + count; i += LANES)
-        for (size_t r = first; r < first + group; r++, packed += LANES) {
+        for (size_t r = first; r < first + TILE_R; r++, packed += LANES) {
             size_t at = r * w->columns + i, left = r < w->rows ? min_size(LANES, k + count - i) : 0;
             for (size_t j = 0; j < LANES && left == LANES; j += WIDTH)
                 store(packed + j, load_weights(w->data, at + j, w->type));
@@ -484,27 +482,28 @@ typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // a PANEL of rows at most; the stack may be as small as this
     if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 384 KiB (a smaller -j)");
-    size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, group = T == 1 ? 8 : 4, total = 0;
+    size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, total = 0;
     for (size_t i = 0, first, last; i < n_products; i++) total += panels(products[i].w, T, 0, &first, &last);
     for (size_t item, panel, here, first, last; next_item(&item, total, NEXT);) {
         const Product *p = products;
         for (panel = item; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
         const Tensor *w = p->w;
-        size_t most = row_by_row(T, w->type) && (last - first) % group == 0 ? BLOCKS * K_BLOCK : K_BLOCK;
+        bool streams = T == 1 && (w->type == BF16 || w->rows * n >= 1 << 18);  // else it may stay in a cache
         for (size_t k = 0, count; k < n; k += count) {
-            count = n - k < LANES ? n - k : min_size(most, (n - k) / LANES * LANES);
+            count = n - k < LANES ? n - k : min_size((streams ? BLOCKS : 1) * K_BLOCK, (n - k) / LANES * LANES);
             size_t width = round_up(count, LANES), some = n_tiles < 3 ? n_tiles : min_size(n_tiles, X_BLOCK / width);
             for (size_t i0 = 0, i1 = some; i0 < n_tiles; i0 = i1++)  // tiles i0 to i1 - 1 together
-                for (size_t r = first; r < last; r += group)
-                    for (size_t i = i0, t = T * i / n_tiles; i < i1; t = T * ++i / n_tiles) {
-                        bool copy = count < LANES || last - r < group || (w->type == BF16 && n_tiles >= LONG);
-                        float *to = packed + (n_tiles > 1 ? (r - first) * width : 0);
-                        if (copy && i == 0) pack(to, w, r, group, k, count);
-                        const void *at = (const char *)w->data + (r * n + k) * size_of(w->type);
+                for (size_t r = first, rows; r < last; r += rows) {
+                    bool copy = count < LANES || last - r < TILE_R || (w->type == BF16 && n_tiles >= LONG);
+                    float *to = packed + (n_tiles > 1 ? (r - first) * width : 0);
+                    if (copy && i0 == 0) pack(to, w, r, k, count);
+                    const void *at = copy ? (const char *)to : (const char *)w->data + (r * n + k) * size_of(w->type);
+                    rows = T > 1 || copy ? TILE_R : (last - r) / TILE_R * TILE_R;
+                    for (size_t i = i0, t = T * i / n_tiles; i < i1; t = T * ++i / n_tiles)
                         tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k,
-                              stride(n), copy ? to : at, copy ? LANES : n, copy ? group * LANES : LANES,
-                              copy ? F32 : w->type, width, !copy && i0 == 0 && T > 1, T * (i + 1) / n_tiles - t);
-                    }
+                              stride(n), at, copy ? LANES : n, copy ? TILE_R * LANES : LANES, copy ? F32 : w->type,
+                              width, streams || (T > 1 && !copy && i0 == 0), rows, T * (i + 1) / n_tiles - t);
+                }
         }
         for (size_t t = 0; p->bias && t < T; t++)
             for (size_t r = first; r < last; r++) p->out[t * stride(w->rows) + r] += weight(p->bias, r);
