@@ -127,9 +127,11 @@ enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL4  // by itself; told to, it makes no vectors of the loop
 #define ROLLED
 #else
 #define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL4 _Pragma("GCC unroll 4")
 #define ROLLED _Pragma("GCC unroll 1")  // or gcc takes the elements of a vector apart before it sees the vector
 #endif
 #define SHUFFLE __builtin_shufflevector
@@ -422,7 +424,7 @@ INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x
             const char *at = (const char *)w + (r0 * row + from / LANES * step) * size_of(type);
             Vec sum[6][TILE_R], xv[6];
             UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < side; r++) sum[t][r] = (Vec){0};
-            for (size_t k = 0; k < count / LANES; k++) {
+            UNROLL4 for (size_t k = 0; k < count / LANES; k++) {
                 UNROLL for (size_t t = 0; t < T; t++) xv[t] = load_once(x + t * x_row + from + k * LANES + p * WIDTH);
                 UNROLL for (size_t r = 0; r < side; r++) {
                     Vec wv = load_weights(at, r * row + k * step + p * WIDTH, type);
@@ -446,12 +448,11 @@ INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x
 __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool more, const float *x, size_t x_row,
                                             const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
                                             size_t rows, size_t T) {
-#define TILE(type, ahead, T)                                                                                           \
+#define ALL(type, ahead, T)                                                                                            \
     for (size_t r = 0; r < (T == 1 ? rows : TILE_R); r += TILE_R)                                                      \
         tile(out + r, out_row, more, x, x_row, (const char *)w + r * row * size_of(type), row, step, type, n, ahead, T)
-#define TILES(T) \
-    case T: if (type == BF16) TILE(BF16, true, T); else if (ahead) TILE(F32, true, T); else TILE(F32, false, T); break;
-    switch (T) { TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6) }
+#define CASE(T) case T: if (type == BF16) ALL(BF16, 1, T); else if (ahead) ALL(F32, 1, T); else ALL(F32, 0, T); break;
+    switch (T) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 }
 
 // The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL; for
@@ -716,7 +717,7 @@ INLINE void weigh_tile(float *out, const float *p, size_t p_stride, const float 
         left = (n - d) / WIDTH - 1;  // beyond the end the last vector is taken again
         for (size_t i = 0; i < count; i++) {
             UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
-            UNROLL for (size_t j = 0; j < 4; j++) __builtin_prefetch(v + i * n + d + j * WIDTH + 1024);  // 4 KiB on
+            UNROLL for (size_t j = 0; j < 4; j++) __builtin_prefetch(v + i * n + d + j * WIDTH + 1024, 0, 0);
             UNROLL for (size_t q = 0; q < Q; q++)
                 UNROLL for (size_t j = 0; j < 4; j++)
                     sum[q][j] = multiply_add((Vec){0} + p[q * p_stride + i], vv[j], sum[q][j]);
