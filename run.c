@@ -127,7 +127,7 @@ enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define UNROLL4  // by itself; told to, it makes no vectors of the loop
+#define UNROLL4  // clang unrolls by itself; told to, it makes no vectors
 #define ROLLED
 #else
 #define UNROLL _Pragma("GCC unroll 8")
@@ -407,20 +407,20 @@ static float weight(const Tensor *t, size_t i) {
 
 // Weights are multiplied in panels (up to PANEL rows for several tokens), K_BLOCK elements at a time: sums are added.
 enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16, X_BLOCK = 10752 / TILE_T };
-_Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6 && BLOCKS * TILE_R <= PANEL, "see tile() and matmul()");
+_Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6 && BLOCKS * TILE_R <= PANEL, "sums in tile(); what is packed");
 
 // out[t][r] = x[t] . w[r], or (more) += that, of T tokens (a constant) and TILE_R rows over n elements: 16, 32, ..., to
 // K_BLOCK. A vector of x serves all rows, one of w all tokens. Element k of row r: w[r * row + k / 16 * step + k % 16].
-// ahead: what follows is fetched meanwhile; one token then takes row by row: memory is fastest in one stream of reads.
+// ahead: what follows is fetched meanwhile; one token then streams: row by row, as memory is fastest, to BLOCKS blocks.
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
                  size_t step, Type type, size_t n, bool ahead, size_t T) {
     Vec acc[BLOCKS][TILE_R][PARTS];  // the sums of each token, or of each block of a single one
-    const bool single = T == 1 && ahead;
-    const size_t side = single ? 1 : TILE_R, blocks = single ? (n - 1) / K_BLOCK + 1 : 1;
-    const size_t later = single ? 8192 : TILE_R * row * size_of(type);  // bytes from what is read to what is fetched
+    const bool streams = T == 1 && ahead;
+    const size_t side = streams ? 1 : TILE_R, blocks = streams ? (n - 1) / K_BLOCK + 1 : 1;
+    const size_t later = streams ? 8192 : TILE_R * row * size_of(type);  // bytes from what is read to what is fetched
     for (size_t r0 = 0; r0 < TILE_R; r0 += side)
         for (size_t i = 0; i < blocks * PARTS; i++) {
-            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = single ? min_size(n - from, K_BLOCK) : n;
+            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = streams ? min_size(n - from, K_BLOCK) : n;
             const char *at = (const char *)w + (r0 * row + from / LANES * step) * size_of(type);
             Vec sum[6][TILE_R], xv[6];
             UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < side; r++) sum[t][r] = (Vec){0};
@@ -430,8 +430,8 @@ INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x
                     Vec wv = load_weights(at, r * row + k * step + p * WIDTH, type);
                     UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
                 }
-                if (single) __builtin_prefetch(at + k * step * size_of(type) + later, 0, 0);  // for a single use
-                for (size_t r = 0; r < side && ahead && !single; r++)
+                if (streams) __builtin_prefetch(at + k * step * size_of(type) + later, 0, 0);  // used once
+                for (size_t r = 0; r < side && ahead && !streams; r++)
                     __builtin_prefetch(at + (r * row + k * step) * size_of(type) + later, 0, 3);
             }
             UNROLL for (size_t t = 0; t < T; t++)
@@ -444,7 +444,7 @@ INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x
     }
 }
 
-// The same for any T up to 6, and of one token for more rows. Of bfloat16 what comes next is always fetched.
+// The same for any T up to 6; one token takes `rows` rows, more take TILE_R. Of bfloat16 rows are always fetched.
 __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool more, const float *x, size_t x_row,
                                             const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
                                             size_t rows, size_t T) {
@@ -456,7 +456,7 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool mor
 }
 
 // The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL; for
-// one token up to 2 MiB, as long reads are faster.
+// one token about 2 MiB, as long reads are faster.
 static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
     size_t most = T == 1 ? (2 << 20) / (w->columns * size_of(w->type)) + TILE_R : PANEL;
     size_t count = round_up((w->rows - 1) / most + 1, (size_t)omp_get_num_threads());
@@ -503,7 +503,7 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
                     for (size_t i = i0, t = T * i / n_tiles; i < i1; t = T * ++i / n_tiles)
                         tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k,
                               stride(n), at, copy ? LANES : n, copy ? TILE_R * LANES : LANES, copy ? F32 : w->type,
-                              width, streams || (T > 1 && !copy && i0 == 0), rows, T * (i + 1) / n_tiles - t);
+                              width, streams || (T > 1 && i0 == 0), rows, T * (i + 1) / n_tiles - t);
                 }
         }
         for (size_t t = 0; p->bias && t < T; t++)
@@ -884,7 +884,7 @@ static void forward(Run *r, const int *tokens, size_t T) {
 }
 
 // Logits (n, vocab_size) of n positions from `at` on, of those that forward() took last; dies at NaN and +infinity.
-static float *logits_of(Run *r, size_t at, size_t n) {
+static const float *logits_of(Run *r, size_t at, size_t n) {
     const Config *c = &r->model->config;
     const Product p = {r->logits, r->model->classifier, r->model->classifier_bias};
     atomic_store(&drawn, 0);
@@ -1311,7 +1311,7 @@ typedef struct { float logit, weight; int id; } Candidate;  // weight: proportio
 typedef struct {
     double temperature, top_k, top_p, min_p, penalty;  // temperature 0: greedy, top_k 0: off
     uint64_t state;                                    // of the generator; begins as the seed
-    Candidate *candidates; float *scores;              // (vocab_size); (2, vocab_size), logits and weights
+    Candidate *candidates; float *scores;              // (vocab_size); (2, vocab_size), logits; weights, 0: removed
 } Sampler;
 
 // The next number in [0, 1), uniform in steps of 2^-24, from SplitMix64 (Steele, Lea and Flood 2014). Any seed will do.
@@ -1329,11 +1329,11 @@ static void swap(Candidate *a, Candidate *b) { Candidate c = *a; *a = *b, *b = c
 static size_t keep_best(Candidate *c, size_t n, double goal) {
     size_t low = 0, high = n;  // those before low are kept, their weight is taken off goal
     for (goal = fmax(goal, DBL_MIN); low < high && goal > 0;) {
-        size_t split = low;
-        double sum = 0;  // weight of those from low to split
-        for (size_t i = 0, j; i < 8; i++)  // a pivot: the best of 8 taken at random, as few are kept as a rule
-            if (j = low + ((high + i) * 0x9e3779b97f4a7c15u >> 32) % (high - low), !i || better(c[j], c[high - 1]))
-                swap(&c[j], &c[high - 1]);
+        size_t split = low; double sum = 0;  // of the weights from low to split
+        for (size_t i = 0; i < 8; i++) {     // a pivot: the best of 8 from here and there, as few are kept as a rule
+            Candidate *at = &c[low + ((high + i) * 0x9e3779b97f4a7c15u >> 32) % (high - low)];
+            if (i == 0 || better(*at, c[high - 1])) swap(at, &c[high - 1]);
+        }
         for (size_t i = low; i + 1 < high; i++)
             if (better(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
@@ -1348,15 +1348,15 @@ static int sample(Sampler *s, const float *logits, size_t vocab_size, const int 
     Candidate *c = s->candidates, last = {-INFINITY, 0, INT_MAX};  // the worst that is kept
     float *x = memcpy(s->scores, logits, vocab_size * sizeof *x), *w = x + vocab_size;
     // The repetition penalty (Keskar et al. 2019), once for each id: positive logits are divided, others multiplied.
+    float penalty = (float)fmin(fmax(s->penalty, FLT_MIN), FLT_MAX), best;
     for (const int *id = ids; id < ids + n; id++)
-        x[*id] = (float)fmin((double)logits[*id] * (logits[*id] > 0 ? 1 / s->penalty : s->penalty), FLT_MAX);
-    float largest = largest_of(x, vocab_size);
-    if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", n - 1);
+        x[*id] = fminf(logits[*id] > 0 ? logits[*id] / penalty : logits[*id] * penalty, FLT_MAX);
+    if ((best = largest_of(x, vocab_size)) < -FLT_MAX) die("all logits at position %zu are -inf (see -m check)", n - 1);
     size_t picked = 0, kept = vocab_size;
-    while (x[picked] != largest) picked++;
+    while (x[picked] != best) picked++;
     if (s->temperature == 0) return (int)picked;
-    for (size_t i = 0; i < vocab_size; i++) w[i] = fast_exp((float)(((double)x[i] - (double)largest) / s->temperature));
-    double total = sum_row(w, vocab_size, 0, false), passed = 0;
+    for (size_t i = 0; i < vocab_size; i++) w[i] = fast_exp((float)(((double)x[i] - (double)best) / s->temperature));
+    double total = sum_row(w, vocab_size, 0, false), passed = 0;  // for top-k all weigh 1:
     for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){x[i], s->top_k > 0 ? 1 : w[i], (int)i};
     if (s->top_k > 0) kept = keep_best(c, kept, s->top_k), last = c[kept - 1], total = 0;
     for (size_t i = 0; i < kept && s->top_k > 0; i++) total += (double)(c[i].weight = w[c[i].id]);
@@ -1624,15 +1624,15 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     for (size_t first = 0, n; first < p->n; first += n, scored += (double)(n - 1))
         for (n = min_size(context, p->n - first), r.position = 0; r.position < n;) {
             size_t at = r.position;
-            float *x = NULL;
+            const float *x = NULL;
             for (next_chunk(&r, p->ids + first, n); at < r.position && !hidden; at++, x += stride(vocab_size)) {
                 if ((at - r.start) % LOGIT_ROWS == 0) x = logits_of(&r, at, min_size(LOGIT_ROWS, r.position - at));
                 if (!scores) print(x, vocab_size * sizeof *x);
                 if (!scores || at + 1 == n) continue;
-                float largest = largest_of(x, vocab_size), logit = x[p->ids[first + at + 1]];  // of the id that follows
-                if (largest == -INFINITY) die("all logits at position %zu are -inf (see -m check)", first + at);
-                for (size_t i = 0; i < vocab_size; i++) x[i] = fast_exp(x[i] - largest);
-                nll += log(sum_row(x, vocab_size, 0, false)) + (double)largest - (double)logit;
+                double largest = (double)largest_of(x, vocab_size), sum = 0;
+                for (size_t i = 0; i < vocab_size; i++) sum += exp((double)x[i] - largest);
+                if (!(sum > 0)) die("all logits at position %zu are -inf (see -m check)", first + at);
+                nll += log(sum) + (largest - (double)x[p->ids[first + at + 1]]);  // -ln p of the id that follows
             }
         }
     if (scores) printf("perplexity %.9g nll %.9g tokens %.0f\n", exp(nll / scored), nll / scored, scored), print("", 0);
@@ -1794,7 +1794,7 @@ int main(int argc, char **argv) {
     else if (o.mode == GENERATE || (o.mode == CHAT && !o.print_ids)) run_session(&x, &o, &m, &t, &p);
     else {  // ids, or what they decode to
         append_tokens(&x.out, o.mode == DETOKENIZE ? &t : NULL, &x.decoder, p.ids, p.n, true);
-        decode_end(&x.decoder, &x.out), append(&x.out, "\n", o.mode != DETOKENIZE), print_from(&x.out, 0);
+        o.mode == DETOKENIZE ? decode_end(&x.decoder, &x.out) : append(&x.out, "\n", 1), print_from(&x.out, 0);
     }
 }
 #endif

@@ -313,7 +313,8 @@ def main():
     o = options()
     CACHE.mkdir(parents=True, exist_ok=True)
     start, before, cases = time.monotonic(), processor_time(), []
-    startup, memory, whole = None, None, {*o.parts} == {*PARTS}  # else the pictures would lose what is not measured
+    startup, memory = None, None
+    whole = {*o.parts} == {*PARTS} and {*o.models} == {*SHAPES}  # else the pictures would lose what is not measured
     try:
         for together in plan(o):
             run_rounds(o, together)

@@ -3,6 +3,7 @@ import fcntl
 import os
 import re
 import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 STRICT = os.environ.get("STRICT") == "1"
+sys.path.append(str(ROOT))  # for export.py, also where pytest is not started with python -m
 
 # Two pytest workers share the machine with ./run: waiting threads sleep, and PyTorch keeps to one.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

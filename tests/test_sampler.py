@@ -211,6 +211,17 @@ def test_repetition_penalty_counts_each_id_once():
     assert inf[0] == 0 and np.isfinite(inf).all()
 
 
+def test_repetition_penalty_rounds_as_transformers():
+    """A logit that ties to the bit with a penalized one: the lower id goes first."""
+    rng, requests = np.random.default_rng(8), []
+    for penalty in (1.05, 1.1, 1.3, 0.7) * 100:
+        logit = np.float32(rng.standard_normal() * 10)
+        tie = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([[0]]), torch.tensor([[float(logit)]])).item()
+        requests += [request([tie, logit], [1], 1, temperature=0.0, penalty=penalty),
+                     request([logit, tie], [0], 1, temperature=0.0, penalty=penalty)]
+    assert not any(drawn[0] for _, drawn in answers(requests))
+
+
 def test_draws_follow_the_probabilities():
     rng = np.random.default_rng(5)
     logits = rng.standard_normal(50)
