@@ -717,7 +717,7 @@ INLINE void weigh_tile(float *out, const float *p, size_t p_stride, const float 
         left = (n - d) / WIDTH - 1;  // beyond the end the last vector is taken again
         for (size_t i = 0; i < count; i++) {
             UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
-            UNROLL for (size_t j = 0; j < 4; j++) __builtin_prefetch(v + i * n + d + j * WIDTH + 1024, 0, 0);
+            UNROLL for (size_t j = 0; j < 4; j++) __builtin_prefetch(v + i * n + d + j * WIDTH + 1024, 0, 0);  // 4 KiB
             UNROLL for (size_t q = 0; q < Q; q++)
                 UNROLL for (size_t j = 0; j < 4; j++)
                     sum[q][j] = multiply_add((Vec){0} + p[q * p_stride + i], vv[j], sum[q][j]);
@@ -1356,8 +1356,8 @@ static int sample(Sampler *s, const float *logits, size_t vocab_size, const int 
     while (x[picked] != best) picked++;
     if (s->temperature == 0) return (int)picked;
     for (size_t i = 0; i < vocab_size; i++) w[i] = fast_exp((float)(((double)x[i] - (double)best) / s->temperature));
-    double total = sum_row(w, vocab_size, 0, false), passed = 0;  // for top-k all weigh 1:
-    for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){x[i], s->top_k > 0 ? 1 : w[i], (int)i};
+    double total = sum_row(w, vocab_size, 0, false), passed = 0;
+    for (size_t i = 0; i < vocab_size; i++) c[i] = (Candidate){x[i], s->top_k > 0 ? 1 : w[i], (int)i};  // top-k counts
     if (s->top_k > 0) kept = keep_best(c, kept, s->top_k), last = c[kept - 1], total = 0;
     for (size_t i = 0; i < kept && s->top_k > 0; i++) total += (double)(c[i].weight = w[c[i].id]);
     if (s->top_p < 1) kept = keep_best(c, kept, s->top_p * total), last = c[kept - 1];  // Holtzman et al. 2019
