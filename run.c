@@ -768,8 +768,8 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
     const Config *c = &r->model->config;
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), at = cache_at(r, l, h, start), step;
     size_t row = (size_t)omp_get_thread_num() * r->q_rows;
-    float *weights = r->weights + row * KV_BLOCK, *part = r->part + row * n;
-    Softmax *sum = r->part_sum + row;
+    float *weights = r->weights + row * KV_BLOCK, *part = r->part + row * n; Softmax *sum = r->part_sum + row;
+    for (size_t i = 0; i < 2048; i += LANES) __builtin_prefetch(r->v_cache + at + i, 0, 0);  // values, for soon
     weigh(weights, r->queries + row * n, c->head_dim, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);  // scores
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
