@@ -25,7 +25,6 @@ from conftest import ROOT, binary, good, need, refused, run, sanitized
 from test_tokenizer import corpus, meta_llama, npm, section
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-sys.path[:0] = [str(ROOT)]
 import export
 
 # ---- Templates as their models carry them, shortened where that changes nothing (tools, images) ----

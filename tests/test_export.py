@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 import export
 import models
 

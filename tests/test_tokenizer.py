@@ -8,7 +8,6 @@ import random
 import re
 import struct
 import subprocess
-import sys
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +18,6 @@ import pytest
 from conftest import ROOT, build, good, need, refused, run
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-sys.path[:0] = [str(Path(__file__).parent.parent)]
 import export
 
 CACHE = Path(__file__).parent / ".cache"
