@@ -8,7 +8,7 @@ Parts: decode, prefill, short (prompts), context, threads, startup, memory, swee
 files for other engines are made in tests/.cache/bench, 12 GB with 1.1B. Peers are measured where they are installed:
 llama.cpp (pip's llama-cpp-python, compiled here), transformers; llama2.c where --llama2c names its binary. RUN=BINARY
 in the environment measures another binary as ours, --against a second one. --quick: the bundled model, briefly, no
-peers. --plot writes tests/speed.svg and tests/sweep.svg.
+peers. --plot writes tests/speed.svg and tests/sweep.svg, if the parts and models are the default ones.
 
 Bandwidth and clock of a machine drift, so contenders take turns in each round, the machine's limits are measured just
 before ours, and every ratio is the median of the rounds' own; a first round does not count. "Spread" is half the range.

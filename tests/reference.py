@@ -6,7 +6,6 @@ is an error. The stored float32 inverse frequencies define the model and keep th
 """
 import contextlib
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -97,9 +96,6 @@ def random_ids(vocab_size, count, seed=1):
 
 def exported(source, path):
     """Writes what `export.py source path` writes, in this process, which saves seconds of imports. -> path"""
-    root = str(Path(__file__).resolve().parent.parent)
-    if root not in sys.path:
-        sys.path.append(root)
-    import export
+    import export  # only the tests call this: conftest.py has put its folder on the path
     export.export(export.find_source(str(source)), Path(path))
     return Path(path)
