@@ -127,11 +127,11 @@ enum { LANES = 16, WIDTH = 8, PARTS = LANES / WIDTH, TILE_T = 3, TILE_R = 4 };
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define UNROLL4  // clang unrolls by itself; told to, it makes no vectors
+#define UNROLL2  // clang unrolls by itself; told to, it makes no vectors
 #define ROLLED
 #else
 #define UNROLL _Pragma("GCC unroll 8")
-#define UNROLL4 _Pragma("GCC unroll 4")
+#define UNROLL2 _Pragma("GCC unroll 2")
 #define ROLLED _Pragma("GCC unroll 1")  // or gcc takes the elements of a vector apart before it sees the vector
 #endif
 #define SHUFFLE __builtin_shufflevector
@@ -410,53 +410,54 @@ enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16, X_BLOCK = 10752 / TILE
 _Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6 && BLOCKS * TILE_R <= PANEL, "sums in tile(); what is packed");
 
 // out[t][r] = x[t] . w[r], or (more) += that, of T tokens (a constant) and TILE_R rows over n elements: 16, 32, ..., to
-// K_BLOCK. A vector of x serves all rows, one of w all tokens. Element k of row r: w[r * row + k / 16 * step + k % 16].
-// ahead: what follows is fetched meanwhile; one token then streams: row by row, as memory is fastest, to BLOCKS blocks.
+// K_BLOCK, or BLOCKS of these. A vector of x serves all rows, one of w all tokens. w[r * row + k / 16 * step + k % 16]
+// is element k of row r. Meanwhile NOTHING is fetched (then n <= K_BLOCK), or the next TILE's rows; or one token takes
+// row after row (step is 16), a STREAM that a processor itself sees coming: only bfloat16 has to be fetched ahead.
+enum Fetch { NOTHING, TILE, STREAM };
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
-                 size_t step, Type type, size_t n, bool ahead, size_t T) {
+                 size_t step, Type type, size_t n, enum Fetch fetch, size_t T) {
     Vec acc[BLOCKS][TILE_R][PARTS];  // the sums of each token, or of each block of a single one
-    const bool streams = T == 1 && ahead;
-    const size_t side = streams ? 1 : TILE_R, blocks = streams ? (n - 1) / K_BLOCK + 1 : 1;
-    const size_t later = streams ? 8192 : TILE_R * row * size_of(type);  // bytes from what is read to what is fetched
+    step = fetch == STREAM ? LANES : step;
+    const size_t side = fetch == STREAM ? 1 : TILE_R, blocks = T == 1 && fetch ? (n - 1) / K_BLOCK + 1 : 1;
     for (size_t r0 = 0; r0 < TILE_R; r0 += side)
         for (size_t i = 0; i < blocks * PARTS; i++) {
-            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = streams ? min_size(n - from, K_BLOCK) : n;
+            size_t b = i / PARTS, p = i % PARTS, from = b * K_BLOCK, count = min_size(n - from, K_BLOCK);
             const char *at = (const char *)w + (r0 * row + from / LANES * step) * size_of(type);
             Vec sum[6][TILE_R], xv[6];
             UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t r = 0; r < side; r++) sum[t][r] = (Vec){0};
-            UNROLL4 for (size_t k = 0; k < count / LANES; k++) {
+            UNROLL2 for (size_t k = 0; k < count / LANES; k++) {
                 UNROLL for (size_t t = 0; t < T; t++) xv[t] = load_once(x + t * x_row + from + k * LANES + p * WIDTH);
                 UNROLL for (size_t r = 0; r < side; r++) {
                     Vec wv = load_weights(at, r * row + k * step + p * WIDTH, type);
                     UNROLL for (size_t t = 0; t < T; t++) sum[t][r] = multiply_add(xv[t], wv, sum[t][r]);
                 }
-                if (streams) __builtin_prefetch(at + k * step * size_of(type) + later, 0, 0);  // used once
-                for (size_t r = 0; r < side && ahead && !streams; r++)
-                    __builtin_prefetch(at + (r * row + k * step) * size_of(type) + later, 0, 3);
+                for (size_t r = 0; r < side && fetch == TILE; r++)
+                    __builtin_prefetch(at + ((TILE_R + r) * row + k * step) * size_of(type), 0, 2);
+                if (fetch == STREAM && type == BF16) __builtin_prefetch(at + k * step * size_of(type) + 8192, 0, 0);
             }
             UNROLL for (size_t t = 0; t < T; t++)
                 UNROLL for (size_t r = 0; r < side; r++) acc[t + b][r0 + r][p] = sum[t][r];
         }
     for (size_t t = 0; t < T + blocks - 1; t++) {
         Quad sums = sum_lanes(acc[t]), *to = (Quad *)(out + t % T * out_row);
-        if (more || t >= T) sums += *to;
-        *to = sums;
+        *to = more || t >= T ? (Quad)(sums + *to) : sums;
     }
 }
 
 // The same for any T up to 6; one token takes `rows` rows, more take TILE_R. Of bfloat16 rows are always fetched.
 __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool more, const float *x, size_t x_row,
-                                            const void *w, size_t row, size_t step, Type type, size_t n, bool ahead,
-                                            size_t rows, size_t T) {
-#define ALL(type, ahead, T)                                                                                            \
+                                            const void *w, size_t row, size_t step, Type type, size_t n,
+                                            enum Fetch fetch, size_t rows, size_t T) {
+#define ALL(type, fetch, T)                                                                                            \
     for (size_t r = 0; r < (T == 1 ? rows : TILE_R); r += TILE_R)                                                      \
-        tile(out + r, out_row, more, x, x_row, (const char *)w + r * row * size_of(type), row, step, type, n, ahead, T)
-#define CASE(T) case T: if (type == BF16) ALL(BF16, 1, T); else if (ahead) ALL(F32, 1, T); else ALL(F32, 0, T); break;
-    switch (T) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+        tile(out + r, out_row, more, x, x_row, (const char *)w + r * row * size_of(type), row, step, type, n, fetch, T)
+#define CASE(T)                                                                                                        \
+    case T: if (type == BF16) ALL(BF16, TILE, T); else if (fetch) ALL(F32, TILE, T); else ALL(F32, NOTHING, T); break;
+    if (fetch == STREAM && type == BF16) ALL(BF16, STREAM, 1); else if (fetch == STREAM) ALL(F32, STREAM, 1);
+    else switch (T) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 }
 
-// The number of w's panels, about as many for each thread, and the rows of one, *first to *last - 1: up to PANEL; for
-// one token about 2 MiB, as long reads are faster.
+// How many panels w has, about as many for each thread; the rows of one, *first to *last - 1 (2 MiB for one token).
 static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
     size_t most = T == 1 ? (2 << 20) / (w->columns * size_of(w->type)) + TILE_R : PANEL;
     size_t count = round_up((w->rows - 1) / most + 1, (size_t)omp_get_num_threads());
@@ -489,9 +490,10 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
         const Product *p = products;
         for (panel = item; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
         const Tensor *w = p->w;
-        bool streams = T == 1 && (w->type == BF16 || w->rows * n >= 1 << 18);  // else it may stay in a cache
-        for (size_t k = 0, count; k < n; k += count) {
-            count = n - k < LANES ? n - k : min_size((streams ? BLOCKS : 1) * K_BLOCK, (n - k) / LANES * LANES);
+        bool large = w->type == BF16 || products->w->rows * n * n_products >= 1 << 18;  // or in a cache already
+        enum Fetch fetch = T > 1 || n > 4 * K_BLOCK ? TILE : large ? STREAM : NOTHING;
+        for (size_t k = 0, count, left = n; left; k += count, left = n - k) {
+            count = left < LANES ? left : min_size((T == 1 && fetch ? BLOCKS : 1) * K_BLOCK, left / LANES * LANES);
             size_t width = round_up(count, LANES), some = n_tiles < 3 ? n_tiles : min_size(n_tiles, X_BLOCK / width);
             for (size_t i0 = 0, i1 = some; i0 < n_tiles; i0 = i1++)  // tiles i0 to i1 - 1 together
                 for (size_t r = first, rows; r < last; r += rows) {
@@ -503,7 +505,7 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
                     for (size_t i = i0, t = T * i / n_tiles; i < i1; t = T * ++i / n_tiles)
                         tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k,
                               stride(n), at, copy ? LANES : n, copy ? TILE_R * LANES : LANES, copy ? F32 : w->type,
-                              width, streams || (T > 1 && i0 == 0), rows, T * (i + 1) / n_tiles - t);
+                              width, i0 > 0 ? NOTHING : copy && fetch ? TILE : fetch, rows, T * (i + 1) / n_tiles - t);
                 }
         }
         for (size_t t = 0; p->bias && t < T; t++)
@@ -580,7 +582,7 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48, LOGIT_ROWS = 16 };  // positions, queries (about), rows of logits taken at a time
+enum { KV_BLOCK = 64, Q_ROWS = 48, LOGIT_ROWS = 16, KV_AHEAD = 3072 };  // positions, queries, logits; floats ahead
 typedef struct { float largest; double sum; } Softmax;  // of some positions: largest score; sum of e^(score - largest)
 
 // The arrays that a chunk of T <= chunk tokens passes through: ARRAY(type, name, rows, columns). Rows of activations
@@ -717,7 +719,7 @@ INLINE void weigh_tile(float *out, const float *p, size_t p_stride, const float 
         left = (n - d) / WIDTH - 1;  // beyond the end the last vector is taken again
         for (size_t i = 0; i < count; i++) {
             UNROLL for (size_t j = 0; j < 4; j++) vv[j] = load(v + i * n + d + min_size(j, left) * WIDTH);
-            UNROLL for (size_t j = 0; j < 4; j++) __builtin_prefetch(v + i * n + d + j * WIDTH + 1024, 0, 0);  // 4 KiB
+            UNROLL for (size_t j = 0; j < 4; j++) __builtin_prefetch(v + i * n + d + j * WIDTH + KV_AHEAD, 0, 2);
             UNROLL for (size_t q = 0; q < Q; q++)
                 UNROLL for (size_t j = 0; j < 4; j++)
                     sum[q][j] = multiply_add((Vec){0} + p[q * p_stride + i], vv[j], sum[q][j]);
@@ -769,7 +771,7 @@ static void attend(Run *r, size_t l, size_t h, size_t start, size_t t0, size_t T
     size_t group = c->n_heads / c->n_kv_heads, n = head_stride(r), at = cache_at(r, l, h, start), step;
     size_t row = (size_t)omp_get_thread_num() * r->q_rows;
     float *weights = r->weights + row * KV_BLOCK, *part = r->part + row * n; Softmax *sum = r->part_sum + row;
-    for (size_t i = 0; i < 2048; i += LANES) __builtin_prefetch(r->v_cache + at + i, 0, 0);  // values, for soon
+    for (size_t i = 0; i < KV_AHEAD; i += LANES) __builtin_prefetch(r->v_cache + at + i, 0, 2);  // values, for soon
     weigh(weights, r->queries + row * n, c->head_dim, r->k_cache + at, KV_BLOCK, c->head_dim, T * group);  // scores
     for (size_t q = 0; q < T * group; q += step) {
         size_t end = r->position + t0 + q / group + 1, old = oldest(r, l, t0 + q / group);
@@ -1337,8 +1339,7 @@ static size_t keep_best(Candidate *c, size_t n, double goal) {
         for (size_t i = low; i + 1 < high; i++)
             if (better(c[i], c[high - 1])) sum += (double)c[i].weight, swap(&c[i], &c[split++]);
         swap(&c[split], &c[high - 1]);
-        if (sum >= goal) high = split;
-        else goal -= sum + (double)c[split].weight, low = split + 1;
+        if (sum >= goal) high = split; else goal -= sum + (double)c[split].weight, low = split + 1;
     }
     return low;
 }
@@ -1477,8 +1478,7 @@ static Prompt read_prompt(const Options *o, const Tokenizer *t, const Model *m) 
     }
     if (p.n || o->mode == TOKENIZE || o->mode == DETOKENIZE || o->mode == PERPLEXITY) return p;
     if (m->config.bos_id < 0) die("the prompt is empty and %s has no BOS id (give some text)", m->file.path);
-    p.ids = allocate(1, sizeof *p.ids, "the prompt"), p.ids[p.n++] = (int)m->config.bos_id;
-    return p;
+    return p.ids = allocate(1, sizeof *p.ids, "the prompt"), p.ids[p.n++] = (int)m->config.bos_id, p;
 }
 
 // ---- the modes ------------------------------------------------------------------------------------------------------
