@@ -477,38 +477,41 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t k, size_t 
         }
 }
 
-// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share panels. The first
-// tokens (TILE_T * X_BLOCK floats) take each tile of rows together while the next comes from memory; then tokens stream
-// past what the cache holds. Copied: rows where w ends in a tile, bfloat16 that LONG or more tiles would widen.
+// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share panels, or, where
+// each gets 64, tokens, as its caches hold its own. The first (TILE_T * X_BLOCK floats) take each tile of rows together
+// while the next comes from memory; then tokens stream past what the cache holds. Copied: rows where w ends in a tile,
+// bfloat16 that LONG or more tiles would widen.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // a PANEL of rows at most; the stack may be as small as this
     if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 384 KiB (a smaller -j)");
-    size_t n = products->w->columns, n_tiles = (T + TILE_T - 1) / TILE_T, total = 0;
+    size_t threads = (size_t)omp_get_num_threads(), parts = T / 64 < threads ? 1 : threads;  // of the tokens
+    size_t n = products->w->columns, n_tiles = round_up((T - 1) / TILE_T + 1, parts), total = 0;
     for (size_t i = 0, first, last; i < n_products; i++) total += panels(products[i].w, T, 0, &first, &last);
-    for (size_t item, panel, here, first, last; next_item(&item, total, NEXT);) {
+    for (size_t item, panel, here, first, last; next_item(&item, total * parts, parts > 1 ? OWN : NEXT);) {
+        size_t from = n_tiles * (item / total) / parts, end = n_tiles * (item / total + 1) / parts;
         const Product *p = products;
-        for (panel = item; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
+        for (panel = item % total; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
         const Tensor *w = p->w;
-        bool large = w->type == BF16 || products->w->rows * n * n_products >= 1 << 18;  // or in a cache already
+        bool large = w->type == BF16 || products->w->rows * n * n_products >= 1 << 18;  // others may be in a cache
         enum Fetch fetch = T > 1 || n > 4 * K_BLOCK ? TILE : large ? STREAM : NOTHING;
         for (size_t k = 0, count, left = n; left; k += count, left = n - k) {
             count = left < LANES ? left : min_size((T == 1 && fetch ? BLOCKS : 1) * K_BLOCK, left / LANES * LANES);
-            size_t width = round_up(count, LANES), some = n_tiles < 3 ? n_tiles : min_size(n_tiles, X_BLOCK / width);
-            for (size_t i0 = 0, i1 = some; i0 < n_tiles; i0 = i1++)  // tiles i0 to i1 - 1 together
+            size_t width = round_up(count, LANES), some = n_tiles < 3 ? n_tiles : min_size(end - from, X_BLOCK / width);
+            for (size_t i0 = from, i1 = i0 + some; i0 < end; i0 = i1++)  // tiles [i0, i1)
                 for (size_t r = first, rows; r < last; r += rows) {
                     bool copy = count < LANES || last - r < TILE_R || (w->type == BF16 && n_tiles >= LONG);
                     float *to = packed + (n_tiles > 1 ? (r - first) * width : 0);
-                    if (copy && i0 == 0) pack(to, w, r, k, count);
+                    if (copy && i0 == from) pack(to, w, r, k, count);
                     const void *at = copy ? (const char *)to : (const char *)w->data + (r * n + k) * size_of(w->type);
                     rows = T > 1 || copy ? TILE_R : (last - r) / TILE_R * TILE_R;
                     for (size_t i = i0, t = T * i / n_tiles; i < i1; t = T * ++i / n_tiles)
                         tiles(p->out + t * stride(w->rows) + r, stride(w->rows), k > 0, x + t * stride(n) + k,
                               stride(n), at, copy ? LANES : n, copy ? TILE_R * LANES : LANES, copy ? F32 : w->type,
-                              width, i0 > 0 ? NOTHING : copy && fetch ? TILE : fetch, rows, T * (i + 1) / n_tiles - t);
+                              width, i0 > from ? NOTHING : copy ? TILE : fetch, rows, T * (i + 1) / n_tiles - t);
                 }
         }
-        for (size_t t = 0; p->bias && t < T; t++)
+        for (size_t t = T * from / n_tiles; p->bias && t < T * end / n_tiles; t++)
             for (size_t r = first; r < last; r++) p->out[t * stride(w->rows) + r] += weight(p->bias, r);
     }
 }
@@ -1233,8 +1236,7 @@ static void load_llama2c_tokenizer(Tokenizer *t, File f) {
     Piece *first = AS(Piece, pieces), *last = first;
     qsort(first, t->n[IDS], sizeof *first, compare_pieces);
     for (Piece *p = first; p < first + t->n[IDS]; p++)  // of equal ones the lowest id
-        if (compare_pieces(last, p)) *++last = *p;
-        else if (p->id < last->id) *last = *p;
+        if (compare_pieces(last, p)) *++last = *p; else if (p->id < last->id) *last = *p;
     for (const Piece *p = first, *right; p <= last; p++) {
         Id *left = AS(Id, ids) + p->id;
         chars.size = 0, append_utf8(t, &chars, (Buffer){p->s, p->n, 0}, false);
@@ -1600,8 +1602,7 @@ static void run_session(Session *x, const Options *o, const Model *m, const Toke
         bool ended = write_on(x, ids, n);
         full = !ended && x->ids.size == context * sizeof *ids;
         if (!ended && !full) fprintf(stderr, "run: note: the reply was cut at %.0f tokens (-n -1: all)\n", o->n_new);
-        append(&talk, &x->out, sizeof x->out);
-        stoppable = 0, free(ids);
+        append(&talk, &x->out, sizeof x->out), stoppable = 0, free(ids);
     }
     if (full) fprintf(stderr, "run: the context of %zu tokens is full (start anew, or give a larger -c)\n", context);
     fprintf(stderr, "prompt: %zu tokens, %.1f tok/s; generated: %zu tokens, %.1f tok/s; seed %zu\n", x->fed,
@@ -1715,8 +1716,7 @@ static void parse_options(Options *o, int argc, char **argv) {
             if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")])
                 usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
             errno = 0;
-            if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10);
-            else *(double *)f->value = number;
+            if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10); else *(double *)f->value = number;
             if (errno || !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
                 usage_error("%s %s is out of range, %.10g to %.10g (see run --help)", f->name, text, f->low, f->high);
         }

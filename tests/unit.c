@@ -250,6 +250,7 @@ static void test_matmuls(void) {
                 test_matmul(T, n[j], rows[k], i % 2, (i + i / 2 + T) % 2 ? BF16 : F32);
     for (size_t T = 1; T < 28; T += 5) test_matmul(T, 2053 - T % 7, 70, true, T % 2 ? F32 : BF16);  // more than a block
     for (size_t T = 97; T < 120; T += 5) test_matmul(T, 1090 - T, 37, true, T % 2 ? F32 : BF16);  // many tokens
+    for (size_t T = 130; T < 280; T += 70) test_matmul(T, 900 + T, 37, true, T % 4 ? F32 : BF16);  // parts of them
     for (size_t i = 0; i < 8; i++)  // above BLOCKS blocks
         test_matmul(1, 6143 + 3071 * (i / 2), 48 + i / 2 % 2 * 9, false, i % 2 ? BF16 : F32);
     static const size_t high[] = {383, 192, 775, 1404}, few[] = {1, 2, 97};  // several panels, the largest ones too
