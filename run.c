@@ -93,27 +93,25 @@ static File map_file(const char *path) {
 }
 
 // ---- threads --------------------------------------------------------------------------------------------------------
-// The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n, how);) ... item i`:
-// each takes its OWN share of n items, always the same, as what it used last is near; or the item of its number, then
-// the NEXT that nobody has. Who takes one changes no result. When out of items, and after each NEXT one, it draws a
-// number: who draws a loop's last knows that all is done, does loops of one item alone, lets others begin the next.
-enum How { NEXT, OWN };  // all give the same n and how, change no i, break no loop; none reads between what loops write
+// The forward pass runs in all threads at once. They share work by `for (size_t i; next_item(&i, n, own);) ... item i`.
+// Of the n items each thread has a fixed share of the first `own`, which its caches may still hold; then it draws
+// numbers: those of the items that nobody has yet. Who takes one changes no result. Out of items, it draws one more:
+// who draws a loop's last is its holder: does loops of one item alone, lets others begin the next.
+#define OWN SIZE_MAX  // all items. Threads give the same n and own, change no i, break no loop, read nothing in between
 static _Alignas(64) atomic_size_t drawn;   // numbers drawn by all, and 1 a beginning; 0 before a parallel region
 static _Thread_local size_t past;          // what drawn is when a loop begins: 1 for the first of a parallel region
 static _Thread_local bool inside, holder;  // in a loop; drew the last number, the others wait (at first: main thread)
 static int spins = 20000;                  // of a wait, before others may run; 0 with more threads than processors
-static bool next_item(size_t *item, size_t n, enum How how) {
+static bool next_item(size_t *item, size_t n, size_t own) {
     if (n == 1) return *item = 0, inside = holder && !inside;
-    size_t threads = (size_t)omp_get_num_threads(), thread = (size_t)omp_get_thread_num();
-    size_t end = how == OWN ? n * (thread + 1) / threads : min_size(thread + 1, n);  // of what it need not draw
-    size_t undrawn = how == OWN || n < threads ? 0 : n - threads;                    // items to be drawn
+    size_t threads = (size_t)omp_get_num_threads(), thread = (size_t)omp_get_thread_num(), fixed = min_size(own, n);
     if (!inside && holder) atomic_store_explicit(&drawn, past, memory_order_release);
     else for (int i = 0; !inside && atomic_load(&drawn) < past;) i < spins ? i++ : sched_yield();
-    *item = inside ? *item + 1 : how == OWN ? n * thread / threads : thread;
-    if (*item < end) return inside = true;
+    *item = inside ? *item + 1 : fixed * thread / threads;
+    if (*item < fixed * (thread + 1) / threads) return inside = true;
     size_t number = atomic_fetch_add(&drawn, 1) - past;
-    *item = threads + number, inside = number < undrawn, holder = number == undrawn + threads - 1;
-    return past += inside ? 0 : undrawn + threads + 1, inside;
+    *item = fixed + number, inside = *item < n, holder = *item == n + threads - 1;
+    return past += inside ? 0 : n - fixed + threads + 1, inside;
 }
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
@@ -409,10 +407,10 @@ static float weight(const Tensor *t, size_t i) {
 enum { PANEL = 96, K_BLOCK = 1024, BLOCKS = 6, LONG = 16, X_BLOCK = 10752 / TILE_T };
 _Static_assert(TILE_T > 2 && TILE_T <= 6 && BLOCKS >= 6 && BLOCKS * TILE_R <= PANEL, "sums in tile(); what is packed");
 
-// out[t][r] = x[t] . w[r], or (more) += that, of T tokens (a constant) and TILE_R rows over n elements: 16, 32, ..., to
-// K_BLOCK, or BLOCKS of these. A vector of x serves all rows, one of w all tokens. w[r * row + k / 16 * step + k % 16]
-// is element k of row r. Meanwhile NOTHING is fetched (then n <= K_BLOCK), or the next TILE's rows; or one token takes
-// row after row (step is 16), a STREAM that a processor itself sees coming: only bfloat16 has to be fetched ahead.
+// out[t][r] = x[t] . w[r], or (more) += that, of T tokens (a constant) and TILE_R rows over n elements: a multiple of
+// 16, up to K_BLOCK (of one token BLOCKS of these, if it fetches). A vector of x serves all rows, one of w all tokens.
+// Element k of row r is w[r * row + k / 16 * step + k % 16]. Fetched meanwhile: NOTHING; the rows of the next TILE; a
+// STREAM where one token takes row after row (step 16): processors fetch that by themselves, but bfloat16 8 KiB ahead.
 enum Fetch { NOTHING, TILE, STREAM };
 INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x_row, const void *w, size_t row,
                  size_t step, Type type, size_t n, enum Fetch fetch, size_t T) {
@@ -444,7 +442,7 @@ INLINE void tile(float *out, size_t out_row, bool more, const float *x, size_t x
     }
 }
 
-// The same for any T up to 6; one token takes `rows` rows, more take TILE_R. Of bfloat16 rows are always fetched.
+// The same for any T up to 6; one token takes `rows` rows, more take TILE_R. For bfloat16 NOTHING fetches as TILE does.
 __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool more, const float *x, size_t x_row,
                                             const void *w, size_t row, size_t step, Type type, size_t n,
                                             enum Fetch fetch, size_t rows, size_t T) {
@@ -457,7 +455,7 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool mor
     else switch (T) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 }
 
-// How many panels w has, about as many for each thread; the rows of one, *first to *last - 1 (2 MiB for one token).
+// How many panels w has, as many for each thread; sets the rows of one, *first to *last - 1 (one token: about 2 MiB).
 static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
     size_t most = T == 1 ? (2 << 20) / (w->columns * size_of(w->type)) + TILE_R : PANEL;
     size_t count = round_up((w->rows - 1) / most + 1, (size_t)omp_get_num_threads());
@@ -477,24 +475,27 @@ static void pack(float *packed, const Tensor *w, size_t first, size_t k, size_t 
         }
 }
 
-// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share panels, or, where
-// each gets 64, tokens, as its caches hold its own. The first (TILE_T * X_BLOCK floats) take each tile of rows together
-// while the next comes from memory; then tokens stream past what the cache holds. Copied: rows where w ends in a tile,
-// bfloat16 that LONG or more tiles would widen.
+// Products of one x (T, columns): out (T, rows) = x w^T, plus bias (rows) if not NULL. Threads share the panels, or,
+// from 64 for each on, the tokens, as their caches hold their own (3/4 of the panels; the rest helps who is slow). The
+// first of these (TILE_T * X_BLOCK floats, or two tiles) go through a panel while its rows come from memory, each later
+// tile finds them in the cache. Copied: rows and columns where w ends in a tile, bfloat16 that LONG tiles would widen.
 typedef struct { float *out; const Tensor *w, *bias; } Product;
 static void matmul(const float *x, size_t T, const Product *products, size_t n_products) {
     static _Thread_local float *packed;  // a PANEL of rows at most; the stack may be as small as this
     if (!packed && !(packed = aligned_alloc(64, 4 * PANEL * K_BLOCK))) die("no memory for 384 KiB (a smaller -j)");
-    size_t threads = (size_t)omp_get_num_threads(), parts = T / 64 < threads ? 1 : threads;  // of the tokens
+    size_t threads = (size_t)omp_get_num_threads(), parts = T / 64 < threads || !spins ? 1 : threads;  // of the tokens
     size_t n = products->w->columns, n_tiles = round_up((T - 1) / TILE_T + 1, parts), total = 0;
     for (size_t i = 0, first, last; i < n_products; i++) total += panels(products[i].w, T, 0, &first, &last);
-    for (size_t item, panel, here, first, last; next_item(&item, total * parts, parts > 1 ? OWN : NEXT);) {
-        size_t from = n_tiles * (item / total) / parts, end = n_tiles * (item / total + 1) / parts;
+    size_t own = parts > 1 ? total * 3 / 4 : threads;  // panels of each part that are its thread's
+    bool large = products->w->type == BF16 || products->w->rows * n * n_products >= 1 << 18;  // else cached, perhaps
+    enum Fetch fetch = T > 1 || n > 4 * K_BLOCK ? TILE : large ? STREAM : NOTHING;
+    for (size_t item, panel, here, first, last; next_item(&item, total * parts, own * parts);) {
+        size_t part = item < own * parts ? item / own : item % parts;
+        size_t from = n_tiles * part / parts, end = n_tiles * (part + 1) / parts;
         const Product *p = products;
-        for (panel = item % total; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
+        panel = item < own * parts ? item % own : item / parts;
+        for (; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
         const Tensor *w = p->w;
-        bool large = w->type == BF16 || products->w->rows * n * n_products >= 1 << 18;  // others may be in a cache
-        enum Fetch fetch = T > 1 || n > 4 * K_BLOCK ? TILE : large ? STREAM : NOTHING;
         for (size_t k = 0, count, left = n; left; k += count, left = n - k) {
             count = left < LANES ? left : min_size((T == 1 && fetch ? BLOCKS : 1) * K_BLOCK, left / LANES * LANES);
             size_t width = round_up(count, LANES), some = n_tiles < 3 ? n_tiles : min_size(end - from, X_BLOCK / width);
@@ -797,7 +798,7 @@ static void attention(Run *r, size_t l, size_t T) {
     size_t d = c->head_dim, q_row = stride(c->n_heads * d), len = group * d;
     size_t tile = min_size(r->q_rows / group, 1 + T * c->n_kv_heads / threads / 4);
     size_t blocks = T == 1 ? r->position / KV_BLOCK + 1 - oldest(r, l, 0) / KV_BLOCK : 1;  // that are shared out
-    for (size_t i, all = (T + tile - 1) / tile * blocks * c->n_kv_heads; next_item(&i, all, T > 1 ? NEXT : OWN);) {
+    for (size_t i, all = (T + tile - 1) / tile * blocks * c->n_kv_heads; next_item(&i, all, T > 1 ? threads : OWN);) {
         size_t h = i % c->n_kv_heads, share = i / c->n_kv_heads, t0 = share / blocks * tile;
         size_t n_tokens = min_size(tile, T - t0), to = (h * T * blocks + t0 + share % blocks) * group;
         size_t block = oldest(r, l, t0) / KV_BLOCK + share % blocks;
@@ -1624,8 +1625,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     double start = seconds(CLOCK_MONOTONIC), nll = 0, scored = 0;
     for (size_t first = 0, n; first < p->n; first += n, scored += (double)(n - 1))
         for (n = min_size(context, p->n - first), r.position = 0; r.position < n;) {
-            size_t at = r.position;
-            const float *x = NULL;
+            size_t at = r.position; const float *x = NULL;
             for (next_chunk(&r, p->ids + first, n); at < r.position && !hidden; at++, x += stride(vocab_size)) {
                 if ((at - r.start) % LOGIT_ROWS == 0) x = logits_of(&r, at, min_size(LOGIT_ROWS, r.position - at));
                 if (!scores) print(x, vocab_size * sizeof *x);
@@ -1713,12 +1713,12 @@ static void parse_options(Options *o, int argc, char **argv) {
         else if (f->kind == 's' || f->kind == 'M') *(const char **)f->value = text;
         else {  // a number as a whole, in the flag's range
             char *end; double number = strtod(text, &end);
-            if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")])
-                usage_error("%s takes a number, not \"%s\" (see run --help)", f->name, text);
             errno = 0;
             if (f->kind == 'u') *(uint64_t *)f->value = strtoull(text, NULL, 10); else *(double *)f->value = number;
-            if (errno || !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
-                usage_error("%s %s is out of range, %.10g to %.10g (see run --help)", f->name, text, f->low, f->high);
+            if (!*text || *end || text[strspn(text, f->kind == 'u' ? "0123456789" : "+-.0123456789eE")] || errno ||
+                !(number >= f->low && number <= f->high) || (f->kind == 'i' && number != floor(number)))
+                usage_error("%s takes a %snumber from %.10g to %.10g, not \"%s\" (see run --help)", f->name,
+                            f->kind == 'f' ? "" : "whole ", f->low, f->high, text);
         }
     }
 }

@@ -132,7 +132,7 @@ def build(path, cc, arch, opt, omp, flags=""):
 
 def check_build(folder, program):
     for name in SHAPES:
-        for options in ["-j", 1], ["-j", 1, "-b", 1], ["-j", 2, "-b", 7]:
+        for options in ["-j", 1], ["-j", 1, "-b", 1], ["-j", 2, "-b", 7], ["-j", 2]:
             expect(results(folder, name, *options, program=program))
     expect(text(program))
 
