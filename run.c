@@ -501,7 +501,7 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
             size_t width = round_up(count, LANES), some = n_tiles < 3 ? n_tiles : min_size(end - from, X_BLOCK / width);
             for (size_t i0 = from, i1 = i0 + some; i0 < end; i0 = i1++)  // tiles [i0, i1)
                 for (size_t r = first, rows; r < last; r += rows) {
-                    bool copy = count < LANES || last - r < TILE_R || (w->type == BF16 && n_tiles >= LONG);
+                    bool copy = count < LANES || last - r < TILE_R || (w->type == BF16 && end - from >= LONG);
                     float *to = packed + (n_tiles > 1 ? (r - first) * width : 0);
                     if (copy && i0 == from) pack(to, w, r, k, count);
                     const void *at = copy ? (const char *)to : (const char *)w->data + (r * n + k) * size_of(w->type);
@@ -586,7 +586,7 @@ static void gated(size_t activation, float *gate, const float *up, size_t n) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-enum { KV_BLOCK = 64, Q_ROWS = 48, LOGIT_ROWS = 16, KV_AHEAD = 3072 };  // positions, queries, logits; floats ahead
+enum { KV_BLOCK = 64, Q_ROWS = 48, LOGIT_ROWS = 16, KV_AHEAD = 3072 };  // positions, queries, logit rows; floats ahead
 typedef struct { float largest; double sum; } Softmax;  // of some positions: largest score; sum of e^(score - largest)
 
 // The arrays that a chunk of T <= chunk tokens passes through: ARRAY(type, name, rows, columns). Rows of activations
