@@ -26,6 +26,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#ifndef MADV_HUGEPAGE
+#define MADV_HUGEPAGE MADV_NORMAL  // large pages where Linux can, else nothing
+#endif
 #ifdef _OPENMP
 #include <omp.h>
 #else
@@ -85,9 +88,7 @@ static File map_file(const char *path) {
     if (!size) die("%s is empty, 0 bytes (export or copy it again)", path);
     void *data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) die("cannot map the %zu bytes of %s: %s (free some memory)", size, path, strerror(errno));
-#ifdef MADV_HUGEPAGE  // where Linux can: what is not in memory yet is read in pages of 2 MiB, one page fault, not 32
-    madvise(data, size, MADV_HUGEPAGE);
-#endif
+    madvise(data, size, MADV_HUGEPAGE);  // what is not in memory yet is read in pages of 2 MiB, one page fault, not 32
     in_use[0] = in_use[1], in_use[1] = info;
     return close(fd), (File){data, size, path};
 }
@@ -269,8 +270,7 @@ static double field(const Config *c, int i, char text[32]) {
 // Dies unless every field is in its range and they agree with each other; then makes room for layers and tensors.
 static void check_config(Model *m) {
     const Config *c = &m->config;
-    const char *path = m->file.path;
-    char text[32];
+    const char *path = m->file.path; char text[32];
     for (int i = 0; i < N_FIELDS; i++) {
         double value = field(c, i, text);
         if (!(value >= FIELDS[i].low && value <= FIELDS[i].high))
@@ -658,11 +658,13 @@ static size_t lay_out(Run *r, char *block) {
     return end;
 }
 
-// A run with an empty cache for `context` positions, to be freed by its block.
-static void new_run(Run *r, const Model *m, size_t context, size_t chunk, size_t logit_rows) {
+// A run with an empty cache for `context` positions, n of which will be used at least, to be freed by its block.
+static void new_run(Run *r, const Model *m, size_t context, size_t n, size_t chunk, size_t logit_rows) {
     *r = (Run){.model = m, .context = context, .chunk = min_size(chunk, context), .logit_rows = logit_rows};
     r->block = allocate(add(lay_out(r, NULL), 63), 1, "the cache and a chunk of tokens");
     lay_out(r, (char *)round_up((size_t)r->block, 64));
+    size_t size = 2 * sizeof(float) * cache_size(r), at = round_up((size_t)r->k_cache, 4096);  // from 4 MiB a layer:
+    if (size / context * n >> 22 >= m->config.n_layers) madvise((void *)at, size - 4096, MADV_HUGEPAGE);  // large pages
     for (size_t l = 1; l < m->config.n_layers; l++) r->first_slot[l] = r->first_slot[l - 1] + slots(r, l - 1);
 }
 
@@ -1446,8 +1448,7 @@ static void load_tokenizer(Tokenizer *t, const Options *o, const Model *m) {
 // Appends the next turn to the talk: -i, then lines of stdin, one that ends in \ with the next. False at their end.
 static bool next_turn(const Options *o, Buffer *talk) {
     bool terminal = isatty(fileno(stdin)), marks = terminal && isatty(STDOUT_FILENO), given = o->text && !talk->size;
-    Buffer turn = {0};
-    int met = 0;
+    Buffer turn = {0}; int met = 0;
     if (given) append(&turn, o->text, strlen(o->text));
     else do {
         if (marks) print("> ", 2);
@@ -1586,7 +1587,7 @@ static void run_session(Session *x, const Options *o, const Model *m, const Toke
     *x = (Session){.o = o, .t = o->print_ids ? NULL : t, .sampler = o->sampler};
     append(&x->ends, data_of(m->eos_ids), m->config.n_eos * sizeof(int));
     if (chats) append(&x->ends, t->ends, t->n[ENDS] * sizeof(int));
-    new_run(&x->run, m, context, (size_t)o->chunk, 1);
+    new_run(&x->run, m, context, p->n, (size_t)o->chunk, 1);
     x->sampler.candidates = allocate(vocab_size, sizeof *x->sampler.candidates, "the sampler");
     x->sampler.scores = allocate(vocab_size, 2 * sizeof *x->sampler.scores, "the sampler");
     append_tokens(&x->out, x->t, &x->decoder, p->ids, p->n, false);
@@ -1618,8 +1619,7 @@ static void evaluate(const Options *o, const Model *m, const Prompt *p) {
     size_t context = context_for(o, m, min_size(c->seq_len, scores ? 2048 : p->n), scores ? 0 : p->n);
     if (scores && (p->n < 2 || context < 2))
         die("a text of %zu ids in a context of %zu leaves nothing to score (both must be 2 or more)", p->n, context);
-    Run r;
-    new_run(&r, m, min_size(context, p->n), (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
+    Run r; new_run(&r, m, min_size(context, p->n), p->n, (size_t)o->chunk, hidden ? 0 : LOGIT_ROWS);
     if (hidden) r.hidden = allocate(states, sizeof(float), "the hidden states");
     if (o->output && strcmp(o->output, "-")) open_output(o->output);
     double start = seconds(CLOCK_MONOTONIC), nll = 0, scored = 0;

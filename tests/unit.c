@@ -417,7 +417,7 @@ static void test_attend(size_t n, size_t window, size_t n_kv_heads, size_t group
     const size_t chunks[] = {n, 64, 7, 1};
     for (size_t c = 0; c < 4; c++) {
         Run r;
-        new_run(&r, &m, n, chunks[c], 0);
+        new_run(&r, &m, n, n, chunks[c], 0);
         for (size_t i = 0; i < slots(&r, 1); i++) put(&r, 1, i, NULL, NULL);
         for (size_t at = 0, gone = 0, T; at < n; at += T) {
             T = min_size(r.chunk, n - at);
@@ -502,7 +502,7 @@ static void test_rope(Model m, size_t pairs, size_t table) {
     const long double factor = table == 2 ? 0.75L : 1.25L;
     m.config.rope_pairs = pairs;
     Run r;
-    new_run(&r, &m, 100, T, 1);
+    new_run(&r, &m, 100, 100, T, 1);
     r.position = pairs ? 100000 : 50;
     float *x = random_floats(T * ROW), *before = allocate(T * ROW, sizeof *x, "a test");
     memcpy(before, x, T * ROW * sizeof *x);
@@ -531,7 +531,7 @@ static void test_forward(Model model) {
     static const size_t chunks[] = {90, 64, 7, 2, 1};
     for (size_t i = 0; i < 5; i++) {
         Run r;
-        new_run(&r, m, 90, chunks[i], 1);
+        new_run(&r, m, 90, 90, chunks[i], 1);
         const float *arrays[] = {r.x, r.normed, r.branch, r.q, r.attended, r.k, r.v, r.gate, r.up, r.queries, r.total,
                                  r.logits, r.k_cache, r.v_cache};
         for (size_t a = 0; a < sizeof arrays / sizeof *arrays; a++) EXPECT((uintptr_t)arrays[a] % 64 == 0,
@@ -544,7 +544,7 @@ static void test_forward(Model model) {
 
         float fresh[31];
         Run other;
-        new_run(&other, m, 90, 5, 1);
+        new_run(&other, m, 90, 90, 5, 1);
         forward(&other, ids + 3, 5);
         memcpy(fresh, logits_of(&other, 4, 1), sizeof fresh);
         EXPECT(!same_floats(fresh, want, 31), "other ids give the same logits");
@@ -563,7 +563,7 @@ static void test_keepable(Model m, size_t same, bool all) {
     int ids[180];
     for (int i = 0; i < 180; i++) ids[i] = (int)random_below(31);
     Run r, fresh;
-    new_run(&r, &m, 190, 4, 1), new_run(&fresh, &m, 190, 100, 1);
+    new_run(&r, &m, 190, 190, 4, 1), new_run(&fresh, &m, 190, 190, 100, 1);
     while (r.position < 180) forward(&r, ids + r.position, 4);
     r.position = keepable(&r, same);
     EXPECT(r.position == same || (!all && r.position < same), "%zu of %zu kept", r.position, same);
@@ -581,7 +581,7 @@ static void test_keep_again(Model m) {
     int ids[180];
     for (int i = 0; i < 180; i++) ids[i] = (int)random_below(31);
     Run r, fresh;
-    new_run(&r, &m, 190, 4, 1), new_run(&fresh, &m, 190, 100, 1);
+    new_run(&r, &m, 190, 190, 4, 1), new_run(&fresh, &m, 190, 190, 100, 1);
     while (r.position < 180) forward(&r, ids + r.position, 4);
     r.position = keepable(&r, 140), ids[140]++, ids[140] %= 31;
     while (r.position < 142) forward(&r, ids + r.position, 1);
