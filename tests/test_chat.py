@@ -603,9 +603,9 @@ int main(int argc, char **argv) {  // after all turns: what the cache gives for 
     load_model(&m, o.model);
     load_tokenizer(&t, &o, &m);
     run_session(&a, &o, &m, &t, &(Prompt){0});
-    new_run(&b, &m, a.run.context, a.run.chunk, 1);
     int *ids = (int *)(void *)a.ids.data;
     size_t n = a.ids.size / sizeof *ids, fed = a.fed;
+    new_run(&b, &m, a.run.context, n, a.run.chunk, 1);
     if (a.run.position == n) a.run.position--;
     next_chunk(&a.run, ids, n);
     while (b.position < n) next_chunk(&b, ids, n);
