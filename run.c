@@ -455,7 +455,7 @@ __attribute__((noinline)) static void tiles(float *out, size_t out_row, bool mor
     else switch (T) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 }
 
-// How many panels w has, as many for each thread; sets the rows of one, *first to *last - 1 (one token: about 2 MiB).
+// How many panels w has, about as many for each thread; one's rows, *first to *last - 1: to PANEL, for one token 2 MiB.
 static size_t panels(const Tensor *w, size_t T, size_t panel, size_t *first, size_t *last) {
     size_t most = T == 1 ? (2 << 20) / (w->columns * size_of(w->type)) + TILE_R : PANEL;
     size_t count = round_up((w->rows - 1) / most + 1, (size_t)omp_get_num_threads());
@@ -490,10 +490,10 @@ static void matmul(const float *x, size_t T, const Product *products, size_t n_p
     bool large = products->w->type == BF16 || products->w->rows * n * n_products >= 1 << 18;  // else cached, perhaps
     enum Fetch fetch = T > 1 || n > 4 * K_BLOCK ? TILE : large ? STREAM : NOTHING;
     for (size_t item, panel, here, first, last; next_item(&item, total * parts, own * parts);) {
-        size_t part = item < own * parts ? item / own : item % parts;
-        size_t from = n_tiles * part / parts, end = n_tiles * (part + 1) / parts;
+        bool fixed = item < own * parts;  // not drawn
+        size_t part = fixed ? item / own : item % parts, from = n_tiles / parts * part, end = from + n_tiles / parts;
         const Product *p = products;
-        panel = item < own * parts ? item % own : item / parts;
+        panel = fixed ? item % own : item / parts;
         for (; panel >= (here = panels(p->w, T, panel, &first, &last)); p++) panel -= here;
         const Tensor *w = p->w;
         for (size_t k = 0, count, left = n; left; k += count, left = n - k) {

@@ -251,14 +251,14 @@ static void test_matmuls(void) {
     for (size_t T = 1; T < 28; T += 5) test_matmul(T, 2053 - T % 7, 70, true, T % 2 ? F32 : BF16);  // more than a block
     for (size_t T = 97; T < 120; T += 5) test_matmul(T, 1090 - T, 37, true, T % 2 ? F32 : BF16);  // many tokens
     for (size_t T = 130; T < 280; T += 70) test_matmul(T, 900 + T, 37, true, T % 4 ? F32 : BF16);  // parts of them
-    for (size_t i = 0; i < 8; i++)  // of one token blocks, and more than BLOCKS of them
+    for (size_t i = 0; i < 10; i++)  // of one token blocks, up to more than twice BLOCKS of them
         test_matmul(1, 3071 * (i / 2 + 1), 48 + i / 2 % 2 * 9, false, i % 2 ? BF16 : F32);
     static const size_t high[] = {383, 192, 775, 1404}, few[] = {1, 2, 97};  // several panels, the largest ones too
     for (size_t i = 0; i < 12; i++) test_matmul(few[i % 3], 1041 - i, high[i / 3], i % 2, i % 2 ? BF16 : F32);
 }
 
 // Each item is taken once, after all of the loop before are done, also of several loops of one: the first ones by the
-// thread whose share they are.
+// thread whose share they are, before it draws others.
 static void test_next_item(void) {
     enum { ROUNDS = 400, ITEMS = 11 };
     static atomic_int done[ROUNDS][ITEMS], wrong;
@@ -269,12 +269,13 @@ static void test_next_item(void) {
         size_t thread = (size_t)omp_get_thread_num(), threads = (size_t)omp_get_num_threads();
         for (size_t round = 0; round < ROUNDS; round++) {
             size_t n = round / 2 % ITEMS, own = (size_t[]){OWN, 0, threads, n / 2, OWN}[round % 5];
-            size_t fixed = min_size(own, n);
-            for (size_t i; next_item(&i, n, own);) {
+            size_t fixed = min_size(own, n), begin = fixed * thread / threads, end = fixed * (thread + 1) / threads;
+            bool first = true;
+            for (size_t i; next_item(&i, n, own); first = false) {
                 for (size_t j = 0; j < ITEMS && round; j++)
                     wrong += done[round - 1][j] != (j < (round - 1) / 2 % ITEMS);
                 for (int wait = 0; wait < 20 && !(round % 7); wait++) sched_yield();
-                if (n > 1 && i < fixed) wrong += i < fixed * thread / threads || i >= fixed * (thread + 1) / threads;
+                if (n > 1) wrong += i < fixed ? i < begin || i >= end : first && begin < end;
                 done[round][i]++;
             }
         }
